@@ -1,0 +1,16 @@
+"""The one exception a user is meant to read: a sentence with the key, the value, the reason and the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RecipeError(ValueError):
+    """A fault in what the user gave us. Faces print its text and exit with a code other than 0."""
+
+
+def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
+    """Return `"; did you mean a, b?"` for the known names closest to `name`, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=limit, cutoff=0.6)
+    return f"; did you mean {', '.join(close)}?" if close else ""
