@@ -19,6 +19,8 @@ from recipes.params import Composed, flatten, hardware_facts
 from recipes.schema import Recipe
 from recipes.stack import verl_version
 
+# The interpreter that trains, where it is not the one the workbook runs in.
+PYTHON_VARIABLE = "RECIPES_PYTHON"
 ENTRY = "verl.trainer.main_ppo"
 EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"
 
@@ -50,11 +52,16 @@ class Command:
         return (self.python, "-u", "-m", self.entry, *self.overrides)
 
 
+def training_python() -> str:
+    """Return the interpreter that trains: RECIPES_PYTHON, or the one running this."""
+    return os.environ.get(PYTHON_VARIABLE) or sys.executable
+
+
 def build(
     composed: Composed,
     *,
     attempt: int = 1,
-    python: str = sys.executable,
+    python: str | None = None,
     environment: Mapping[str, str] | None = None,
     fetch: bool = True,
 ) -> Command:
@@ -63,7 +70,7 @@ def build(
     `environment` is the caller's (default: this process's); its external modules come first. Raises RecipeError for a
     key the stack's verl does not have, or when that verl's configuration cannot be had.
     """
-    recipe = composed.recipe
+    recipe, python = composed.recipe, python or training_python()
     schema = verl_schema.find(verl_version(recipe.stack), python, fetch=fetch)
     known = verl_schema.defaults(schema, recipe.engine)
     modules = external_modules(composed, os.environ if environment is None else environment)
@@ -99,8 +106,15 @@ def external_modules(composed: Composed, environment: Mapping[str, str]) -> tupl
     return tuple(dict.fromkeys(name for name in names if name))
 
 
+class _Variable(str):
+    """The text of an environment variable: quoted always, because Ray takes nothing but strings for it."""
+
+
 def quote(value: Any) -> str:
-    """Write a value in Hydra's override grammar, so that Hydra reads back exactly this value and type."""
+    """Write a value in Hydra's override grammar, so that Hydra reads back exactly this value and type.
+
+    Paths are quoted always: whether one holds a space is known only where a script runs.
+    """
     from hydra.core.override_parser.types import Quote, QuotedString
 
     if value is None:
@@ -117,9 +131,9 @@ def quote(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(quote(item) for item in value) + "]"
     text = str(value)
-    # Bare only where Hydra cannot see anything but a string: a path or a name, never a number, null or a list.
+    # Bare only where Hydra cannot see anything but a string: a name, never a number, null or a list.
     reserved = text.lower() in ("null", "true", "false", "nan", "inf") or re.fullmatch(r"[-+.\d_eE]+", text)
-    if re.fullmatch(r"[A-Za-z_/.][\w/.:%@+-]*", text) and not reserved:
+    if re.fullmatch(r"[A-Za-z_.][\w.:%@+-]*", text) and not (reserved or isinstance(value, _Variable)):
         return text
     return QuotedString(text, Quote.single).with_quotes()
 
@@ -321,7 +335,7 @@ def _ray(r: Recipe, modules: Sequence[str]) -> dict[str, Any]:
     variables = dict(r.env)
     if modules:
         variables[EXTERNAL_MODULES] = ",".join(modules)
-    return {f"{RAY_ENVIRONMENT}.{name}": text for name, text in variables.items()}
+    return {f"{RAY_ENVIRONMENT}.{name}": _Variable(text) for name, text in variables.items()}
 
 
 def _environment(r: Recipe, modules: Sequence[str], attempt: int) -> dict[str, str]:

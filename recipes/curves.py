@@ -14,19 +14,24 @@ object interface is used: no pyplot, no global figure, no display.
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from recipes.metrics import Metrics
+from recipes.metrics import Metrics, as_metrics, replace_file, write_csv
 
 if TYPE_CHECKING:
-    pass
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.gridspec import SubplotSpec
 
-# ----------------------------------------------------------------------------------------------------------
-# style
+# --- style ---
 
 
 @dataclass(frozen=True)
@@ -128,15 +133,14 @@ def _rc(theme: Theme) -> dict[str, Any]:
         "lines.solid_capstyle": "round",
         "lines.solid_joinstyle": "round",
         "path.simplify": True,
-        "savefig.facecolor": "figure",
+        "savefig.facecolor": "auto",
         "savefig.bbox": None,
         "svg.fonttype": "path",  # the reader of an SVG need not have our font
         "svg.hashsalt": "recipes",
     }
 
 
-# ------------------------------------------------------------------------------------------- what the
-# metrics mean
+# --- what the metrics mean ---
 
 STAGES = {
     "gen": "generate",
@@ -149,7 +153,7 @@ STAGES = {
     "save_checkpoint": "checkpoint",
     "rest": "rest",
 }
-"""The parts of a step, timing_s/<key>, that verl 0.9 runs one after the other; `rest` is what is left of timing_s/step."""
+"""The parts of a step, timing_s/<key>, that verl runs one after the other; `rest` is what is left of timing_s/step."""
 
 _DIFF = "training/rollout_probs_diff_mean"
 _PEARSON = "training/rollout_actor_probs_pearson_corr"
@@ -170,11 +174,10 @@ NEEDS: dict[str, tuple[str, ...]] = {
 """Which verl settings make a key appear. A key that is not here is written by every training step."""
 
 DIFF_NORMAL, DIFF_PROBLEM = 0.005, 0.01
-"""Mean probability difference, from verl's FAQ on rollout and training: below the first normal, above the second a problem."""
+"""Mean probability difference: below the first normal, above the second a problem (verl's FAQ on mismatch)."""
 
 
-# ---------------------------------------------------------------------------------------------------- one
-# series
+# --- one series ---
 
 
 @dataclass(frozen=True)
@@ -247,14 +250,15 @@ def _path(s: Series, values: np.ndarray | None = None) -> tuple[np.ndarray, np.n
     return x, y, alone
 
 
-def number(value: float) -> str:
-    """A number as a person writes it: three significant digits, `1.1e-5` rather than `1.1e-05`, no trailing zeros."""
+def number(value: float, digits: int = 3) -> str:
+    """A number as a person writes it: few significant digits, `1.1e-5` rather than `1.1e-05`, no trailing zeros."""
     if value == 0:
         return "0"
-    if 1e-3 <= abs(value) < 1e5:
-        text = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    rounded = float(f"{value:.{digits}g}")
+    if 1e-3 <= abs(rounded) < 1e5:
+        text = f"{value:.0f}" if abs(value) >= 10 ** (digits - 1) else f"{rounded:g}"
     else:
-        mantissa, exponent = f"{value:.2g}".split("e") if "e" in f"{value:.2g}" else f"{value:.1e}".split("e")
+        mantissa, exponent = f"{value:.1e}".split("e")
         text = f"{mantissa.removesuffix('.0')}e{int(exponent)}"
     return text.replace("-", "−", 1) if text.startswith("-") else text
 
@@ -271,8 +275,7 @@ def ranges(steps: Sequence[int], limit: int = 3) -> str:
     return text + (f" and {len(runs) - limit} more" if len(runs) > limit else "")
 
 
-# ------------------------------------------------------------------------------------------------------ the
-# page
+# --- the page ---
 
 
 @dataclass
@@ -306,7 +309,7 @@ def figure(
 
     with matplotlib.rc_context(_rc(_theme(theme))):
         page = _page(as_metrics(table), _theme(theme), height=9.4, total_steps=total_steps)
-        cells = page.fig.add_gridspec(3, 2, left=0.052, right=0.878, top=0.888, bottom=0.052, wspace=0.52, hspace=0.44)
+        cells = page.fig.add_gridspec(3, 2, left=0.05, right=0.852, top=0.888, bottom=0.042, wspace=0.58, hspace=0.42)
         _reward(page, cells[0, 0])
         _mismatch(page, cells[0, 1])
         _entropy(page, cells[1, 0])
@@ -330,7 +333,7 @@ def headline(
     with matplotlib.rc_context(_rc(_theme(theme))):
         page = _page(as_metrics(table), _theme(theme), height=3.2, total_steps=total_steps)
         cells = page.fig.add_gridspec(
-            1, 2, left=0.052, right=0.878, top=0.72, bottom=0.12, wspace=0.42, width_ratios=(1.25, 1)
+            1, 2, left=0.05, right=0.875, top=0.72, bottom=0.12, wspace=0.5, width_ratios=(1.25, 1)
         )
         _reward(page, cells[0])
         _length(page, cells[1], strip=False)
@@ -340,13 +343,20 @@ def headline(
 
 def png(fig: Figure, *, dpi: int = 100) -> bytes:
     """The figure as PNG. 100 dots an inch give 960 pixels; use 200 where the page is shown at half its size."""
-    import matplotlib
+    return _png(fig, dpi=dpi, metadata={"Software": None})
+
+
+def _png(fig: Figure, *, dpi: int, metadata: dict[str, str | None]) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     file = io.BytesIO()
-    with matplotlib.rc_context({"savefig.facecolor": "figure", "savefig.bbox": None}):
-        # Compression 3 writes twice as fast as the default and 10 % larger, which suits a picture redrawn
-        # every step.
-        fig.savefig(file, format="png", dpi=dpi, pil_kwargs={"compress_level": 3})
+    usual = fig.dpi
+    fig.set_dpi(dpi)
+    try:
+        # Not fig.savefig: that draws everything twice, the first time for layouts this page does not use.
+        FigureCanvasAgg(fig).print_png(file, metadata=metadata, pil_kwargs={"compress_level": 4})
+    finally:
+        fig.set_dpi(usual)
     return file.getvalue()
 
 
@@ -366,14 +376,14 @@ def save(
     metrics = as_metrics(table)
     words = describe(metrics)
     paths = {}
-    for theme, name in (("light", "curves.png"), ("dark", "curves-dark.png"), ("light", "curves.svg")):
-        kind = name.rsplit(".")[-1]
-        about = {"Description": words} | ({"Date": None, "Creator": None} if kind == "svg" else {"Software": None})
-        file = io.BytesIO()
-        with matplotlib.rc_context(_rc(_theme(theme))):
-            fig = figure(metrics, theme=theme, title=title, total_steps=total_steps)
-            fig.savefig(file, format=kind, dpi=200, metadata=about)
-        paths[name] = replace_file(Path(directory) / name, file.getvalue())
+    light, dark = (figure(metrics, theme=name, title=title, total_steps=total_steps) for name in ("light", "dark"))
+    for fig, name in ((light, "curves.png"), (dark, "curves-dark.png")):
+        content = _png(fig, dpi=200, metadata={"Software": None, "Description": words})
+        paths[name] = replace_file(Path(directory) / name, content)
+    file = io.BytesIO()
+    with matplotlib.rc_context(_rc(THEMES["light"])):
+        light.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Description": words})
+    paths["curves.svg"] = replace_file(Path(directory) / "curves.svg", file.getvalue())
     paths["curves.csv"] = write_csv(metrics, Path(directory) / "curves.csv")
     return paths
 
@@ -408,10 +418,8 @@ def _heading(page: _Page, title: str | None, total_steps: int | None) -> None:
     left, right, top = 0.012, 0.988, 1 - 12 / pixels
     page.fig.text(left, top, _plain(title or "", 70), size=13, weight="bold", va="top")
     steps = page.metrics.table.index
-    if not len(steps):
-        where = "no step yet"
-    else:
-        where = f"step {steps[-1]}" + (f" of {total_steps}" if total_steps else "")
+    of = f" of {total_steps}" if total_steps else ""
+    where = f"step {steps[-1]}{of}" if len(steps) else "no step yet"
     page.fig.text(right, top, where, ha="right", va="top", size=BODY, color=page.theme.muted)
     notes = []
     others = [key for key in page.metrics.nonfinite if key not in page.drawn]
@@ -427,8 +435,7 @@ def _heading(page: _Page, title: str | None, total_steps: int | None) -> None:
         page.fig.text(left, top - 21 / pixels, " · ".join(notes), va="top", size=SMALL, color=page.theme.alarm)
 
 
-# ---------------------------------------------------------------------------------------------------- the
-# panels
+# --- the panels ---
 
 
 def _reward(page: _Page, cell: SubplotSpec) -> None:
@@ -451,13 +458,13 @@ def _reward(page: _Page, cell: SubplotSpec) -> None:
             labels.append((s.values[-1], f"{number(s.values[-1])} {_plain(name, 13)}", color))
     everything = np.concatenate([mean.values, *(s.values for s in validation), *_band_values(page, stem)])
     if len(everything) and everything.min() >= 0 and everything.max() <= 1:
-        _linear(ax, 0, 1, pad=0.04)
+        _linear(ax, 0.0, 1.0)
     else:
         _linear(ax, *_extent(everything))
     _end_labels(page, ax, labels)
     _crosses(page, ax, mean, *validation)
     if not validation and page.training:
-        _note(page, ax, ["no validation yet; verl validates with", *NEEDS["val-core"]])
+        _note(page, ax, ["no validation yet;", "it needs", *NEEDS["val-core"]], beside=labels)
     return None
 
 
@@ -471,8 +478,8 @@ def _mismatch(page: _Page, cell: SubplotSpec) -> None:
         _logarithmic(ax, diff.values, include=(DIFF_PROBLEM * 2, DIFF_NORMAL))
         labels = []
         for level, words, color in (
-            (DIFF_NORMAL, f"{DIFF_NORMAL:g} normal below", theme.muted),
-            (DIFF_PROBLEM, f"{DIFF_PROBLEM:g} problem above", theme.alarm),
+            (DIFF_NORMAL, f"{DIFF_NORMAL:g} ▼ normal", theme.muted),
+            (DIFF_PROBLEM, f"{DIFF_PROBLEM:g} ▲ problem", theme.alarm),
         ):
             ax.axhline(level, color=color, lw=1, ls=(0, (4, 3)), zorder=1.5)
             labels.append((level, words, color))
@@ -500,7 +507,7 @@ def _entropy(page: _Page, cell: SubplotSpec) -> None:
     entropy, norm = page.series("actor/entropy"), page.series("actor/grad_norm")
     ax = _axes(page, upper, "Entropy, nats per token", entropy.key, ticks=False)
     if entropy.recorded:
-        _plain_line(page, ax, entropy, page.theme.first, "entropy")
+        _plain_line(page, ax, entropy, page.theme.first)
     else:
         _absent(page, ax, entropy.key)
     ax = _axes(page, lower, None, f"Gradient norm · {norm.key}", nbins=2)
@@ -508,10 +515,10 @@ def _entropy(page: _Page, cell: SubplotSpec) -> None:
         positive = norm.values[norm.values > 0]
         if len(positive) and positive.max() > 30 * np.median(positive):
             _logarithmic(ax, norm.values)
-            _end_labels(page, ax, _log_line(page, ax, norm, page.theme.first, "grad norm"))
+            _end_labels(page, ax, _log_line(page, ax, norm, page.theme.first, ""))
             _crosses(page, ax, norm)
         else:
-            _plain_line(page, ax, norm, page.theme.first, "grad norm", nbins=2, from_zero=True)
+            _plain_line(page, ax, norm, page.theme.first, from_zero=True)
     else:
         _absent(page, ax, norm.key, brief=True)
 
@@ -532,18 +539,16 @@ def _kl(page: _Page, cell: SubplotSpec) -> None:
         labels = _log_line(page, ax, ppo, theme.first, "|ppo_kl|") + _log_line(page, ax, loss, theme.second, "kl_loss")
         _end_labels(page, ax, labels)
         _crosses(page, ax, ppo, loss)
-        notes = []
-        if len(ppo.values) and not ppo.values.any():
-            notes += ["ppo_kl is 0 with one update a batch:", "ppo_mini_batch_size = train_batch_size"]
         if not loss.recorded:
-            notes += ["kl_loss needs", *NEEDS[loss.key]]
-        if notes:
-            _note(page, ax, notes)
+            _note(page, ax, ["kl_loss needs", *_folded(NEEDS[loss.key][0])], beside=labels)
+        if len(ppo.values) and not ppo.values.any():
+            words = "ppo_kl is 0 with one update a batch:\nppo_mini_batch_size = train_batch_size"
+            ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", size=SMALL, color=theme.muted)
     else:
         _absent(page, ax, ppo.key)
     ax = _axes(page, lower, None, f"Clip fraction of tokens · {clip.key}", nbins=2)
     if clip.recorded:
-        _plain_line(page, ax, clip, theme.first, "clipped", nbins=2, from_zero=True, at_least=0.01)
+        _plain_line(page, ax, clip, theme.first, from_zero=True, at_least=0.01)
     else:
         _absent(page, ax, clip.key, brief=True)
 
@@ -563,7 +568,7 @@ def _length(page: _Page, cell: SubplotSpec, *, strip: bool = True) -> None:
         return
     ax = _axes(page, lower, None, f"Share cut at the limit · {clip.key}", nbins=2)
     if clip.recorded:
-        _plain_line(page, ax, clip, page.theme.first, "cut", nbins=2, from_zero=True, at_least=0.05)
+        _plain_line(page, ax, clip, page.theme.first, from_zero=True, at_least=0.05)
     else:
         _absent(page, ax, clip.key, brief=True)
 
@@ -582,7 +587,7 @@ def _time(page: _Page, cell: SubplotSpec) -> None:
     rate = page.series("perf/throughput")
     ax = _axes(page, lower, None, f"Tokens per second and device · {rate.key}", nbins=2)
     if rate.recorded:
-        _plain_line(page, ax, rate, theme.first, "tokens/s", nbins=2, from_zero=True)
+        _plain_line(page, ax, rate, theme.first, from_zero=True)
     else:
         _absent(page, ax, rate.key, brief=True)
 
@@ -608,8 +613,7 @@ def time_parts(metrics: Metrics) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     return rows.index.to_numpy(), {stage: seconds for stage, seconds in parts.items() if seconds.any()}
 
 
-# ------------------------------------------------------------------------------------------------ drawing
-# pieces
+# --- drawing ---
 
 
 def _axes(page: _Page, spec: SubplotSpec, title: str | None, names: str, *, ticks: bool = True, nbins: int = 4) -> Axes:
@@ -626,36 +630,35 @@ def _axes(page: _Page, spec: SubplotSpec, title: str | None, names: str, *, tick
         ax.annotate(title, (0, 1), xytext=(0, 17), size=HEAD, weight="bold", **at)
     ax.annotate(_plain(names, 62), (0, 1), xytext=(0, 4), size=SMALL, color=page.theme.muted, **at)
     if ticks:
-        ax.annotate("step", (1, 0), xytext=(8, -4), size=SMALL, color=page.theme.muted, **(at | {"va": "top"}))
+        ax.annotate(
+            "step", (0, 0), xytext=(-4, -5), size=SMALL, color=page.theme.muted, **(at | {"ha": "right", "va": "top"})
+        )
     return ax
 
 
 def _smoothed(page: _Page, ax: Axes, mean: Series, stem: str) -> list[tuple[float, str, str]]:
     """A min–max band, each step's mean as a light point, and the mean of five steps as the line. Returns end labels."""
-    color = page.theme.first
+    color, muted = page.theme.first, page.theme.muted
     low, high = page.series(f"{stem}/min"), page.series(f"{stem}/max")
+    labels = []
     both = np.intersect1d(low.steps, high.steps)
     if len(both):
         lows = low.values[np.isin(low.steps, both)]
         highs = high.values[np.isin(high.steps, both)]
         kept = np.union1d(thin(lows), thin(highs))
+        labels += [(highs[-1], f"{number(highs[-1])} max", muted), (lows[-1], f"{number(lows[-1])} min", muted)]
         if len(both) == 1:
             ax.vlines(both, lows, highs, color=color, lw=6, alpha=0.18)
-        else:
-            ax.fill_between(both[kept], lows[kept], highs[kept], color=color, alpha=0.13, lw=0)
-    if not len(mean.values):
-        return []
-    x, y, _ = _path(mean)
-    ax.plot(x, y, ls="none", marker="o", ms=3.2 if len(x) <= 200 else 1.6, mew=0, color=color, alpha=0.45)
-    smooth = trailing_mean(mean.values)
-    _draw(ax, mean, color, values=smooth, lw=2)
-    return [
-        (
-            smooth[-1],
-            f"{number(smooth[-1])} mean of {min(5, len(smooth))}" if len(smooth) > 1 else f"{number(smooth[-1])} mean",
-            color,
-        )
-    ]
+        elif np.ptp(lows) or np.ptp(highs):  # a band that never moves is a grey wall: its two labels say it all
+            ax.fill_between(both[kept], lows[kept], highs[kept], color=color, alpha=0.12, lw=0)
+    if len(mean.values):
+        x, y, _ = _path(mean)
+        ax.plot(x, y, ls="none", marker="o", ms=3.2 if len(x) <= 200 else 1.6, mew=0, color=color, alpha=0.45)
+        smooth = trailing_mean(mean.values)
+        _draw(ax, mean, color, values=smooth, lw=2)
+        window = min(5, len(smooth))
+        labels.append((smooth[-1], f"{number(smooth[-1])} " + (f"mean of {window}" if window > 1 else "mean"), color))
+    return labels
 
 
 def _band_values(page: _Page, stem: str) -> list[np.ndarray]:
@@ -675,9 +678,7 @@ def _plain_line(
     ax: Axes,
     s: Series,
     color: str,
-    name: str,
     *,
-    nbins: int = 4,
     from_zero: bool = False,
     at_least: float = 0.0,
 ) -> None:
@@ -686,7 +687,7 @@ def _plain_line(
     low, high = _extent(s.values, from_zero=from_zero)
     _linear(ax, low, max(high, at_least))
     if len(s.values):
-        _end_labels(page, ax, [(s.values[-1], f"{number(s.values[-1])} {name}", color)])
+        _end_labels(page, ax, [(s.values[-1], number(s.values[-1]), color)])
     _crosses(page, ax, s)
 
 
@@ -709,13 +710,11 @@ def _log_line(page: _Page, ax: Axes, s: Series, color: str, name: str) -> list[t
             transform=ax.get_xaxis_transform(),
             zorder=3,
         )
-    return [(size[-1], f"{number(size[-1])} {name}", color)] if len(size) else []
+    return [(size[-1], f"{number(size[-1], 2)} {name}".strip(), color)] if len(size) else []
 
 
 def _stack(page: _Page, ax: Axes, steps: np.ndarray, parts: dict[str, np.ndarray]) -> None:
     """Seconds of each stage, one on the other, a column as wide as its step. A far outlier is cut and named."""
-    from matplotlib.patheffects import Normal  # noqa: F401
-
     total = sum(parts.values())
     colors = dict(zip(STAGES, page.theme.stages, strict=True))
     kept = thin(total)
@@ -724,30 +723,31 @@ def _stack(page: _Page, ax: Axes, steps: np.ndarray, parts: dict[str, np.ndarray
     middle = (s.steps[1:] + s.steps[:-1]) / 2
     left = np.concatenate([[s.steps[0] - 0.5], np.where(hole, s.steps[1:] - 0.5, middle)])
     right = np.concatenate([np.where(hole, s.steps[:-1] + 0.5, middle), [s.steps[-1] + 0.5]])
-    x = np.column_stack([left, right, np.full(len(left), np.nan)]).ravel()
+    cut = 2 * (np.flatnonzero(hole) + 1)
+
+    def columns(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        return np.insert(np.column_stack([left, right]).ravel().astype(float), cut, np.nan)
+
     base = np.zeros(len(kept))
     labels = []
-    for stage in STAGES:
-        if stage not in parts:
-            continue
-        top = base + parts[stage][kept]
-        columns = [np.column_stack([v, v, np.full(len(v), np.nan)]).ravel() for v in (base, top)]
-        ax.fill_between(x, *columns, color=colors[stage], lw=0)
-        labels.append(((base[-1] + top[-1]) / 2, f"{number(np.median(parts[stage]))} {STAGES[stage]}", colors[stage]))
+    for stage, seconds in parts.items():
+        top = base + seconds[kept]
+        ax.fill_between(columns(left, right), columns(base, base), columns(top, top), color=colors[stage], lw=0)
+        middle_of_last = (base[-1] + top[-1]) / 2
+        labels.append((middle_of_last, f"{number(np.median(seconds), 2)} {STAGES[stage]}", colors[stage]))
         base = top
-    usual = np.median(total)
-    far = total > 4 * usual
-    _linear(ax, 0, total[~far].max() * 1.08)
-    for step, seconds in list(zip(steps[far], total[far], strict=True))[:1]:
-        more = f", and {far.sum() - 1} more steps" if far.sum() > 1 else ""
-        ax.text(
-            step + 0.7,
-            0.97,
-            f"▲ step {step}: {number(seconds)} s{more}",
-            transform=ax.get_xaxis_transform(),
+    far = total > 4 * np.median(total)
+    _linear(ax, 0, total[~far].max() * (1.3 if far.any() else 1.05))
+    if far.any():
+        more = f", and {far.sum() - 1} more" if far.sum() > 1 else ""
+        ax.annotate(
+            f"▲ step {steps[far][0]}: {number(total[far][0])} s{more}",
+            (max(steps[far][0] + 0.5, page.span[0]), 1),
+            xycoords=ax.get_xaxis_transform(),
+            xytext=(3, -2),
+            textcoords="offset points",
             size=SMALL,
             va="top",
-            color=page.theme.text,
         )
     _end_labels(page, ax, labels, swatch=True)
 
@@ -763,15 +763,16 @@ def _extent(values: np.ndarray, *, from_zero: bool = False) -> tuple[float, floa
     return low - room, high + room
 
 
-def _linear(ax: Axes, low: float, high: float, *, pad: float = 0.06) -> None:
-    from matplotlib.ticker import MaxNLocator, ScalarFormatter
+def _linear(ax: Axes, low: float, high: float) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-    span = high - low or 1.0
-    ax.set_ylim(low - (0 if low == 0 else pad * span), high + pad * span)
-    ax.yaxis.set_major_locator(MaxNLocator(nbins=ax.recipes_bins, min_n_ticks=2))
-    formatter = ScalarFormatter(useOffset=False, useMathText=False)
-    formatter.set_scientific(False)
-    ax.yaxis.set_major_formatter(formatter)
+    room = 0.06 * (high - low or 1.0)
+    share = (low, high) == (0.0, 1.0)
+    ax.set_ylim(low - (0 if low == 0 and not share else room), high + room)
+    bins = ax.recipes_bins
+    quarters = FixedLocator(np.linspace(0, 1, 5 if bins > 2 else 3))
+    ax.yaxis.set_major_locator(quarters if share else MaxNLocator(nbins=bins, min_n_ticks=2))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
 
 
 def _logarithmic(ax: Axes, values: np.ndarray, *, include: Sequence[float] = (), decades: int = 4) -> None:
@@ -883,21 +884,32 @@ def _absent(page: _Page, ax: Axes, key: str, *, brief: bool = False) -> None:
     )
 
 
-def _note(page: _Page, ax: Axes, lines: Sequence[str]) -> None:
-    """A remark in the lower right corner of a panel."""
+def _note(page: _Page, ax: Axes, lines: Sequence[str], *, beside: Sequence[tuple[float, str, str]] = ()) -> None:
+    """A remark in the right margin, where the label of the missing line would be; at the end its labels leave free."""
+    middle = np.mean(ax.get_ylim()) if ax.get_yscale() == "linear" else np.sqrt(np.prod(ax.get_ylim()))
+    low = any(value < middle for value, _, _ in beside)
     ax.annotate(
         "\n".join(lines),
-        (1, 0),
+        (1, 1 if low else 0),
         xycoords="axes fraction",
-        xytext=(-4, 5),
+        xytext=(6, 0),
         textcoords="offset points",
-        ha="right",
-        va="bottom",
+        va="top" if low else "bottom",
         size=SMALL,
         color=page.theme.muted,
-        linespacing=1.3,
-        zorder=2,
+        linespacing=1.25,
+        annotation_clip=False,
     )
+
+
+def _folded(setting: str) -> list[str]:
+    """A dotted setting in lines that fit a margin: broken after a dot."""
+    lines = [""]
+    for part in setting.replace(".", ".\n").split("\n"):
+        if len(lines[-1]) + len(part) > 20 and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return lines
 
 
 def _plain(text: str, limit: int) -> str:
@@ -908,7 +920,7 @@ def _plain(text: str, limit: int) -> str:
     return text[: limit - limit // 3 - 1] + "…" + text[-(limit // 3) :]
 
 
-# --------------------------------------------------------------------------------------------------- in words
+# --- in words ---
 
 
 def describe(table: pd.DataFrame | Metrics) -> str:

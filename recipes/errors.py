@@ -9,6 +9,10 @@ from collections.abc import Iterable
 class RecipeError(ValueError):
     """A fault in what the user gave us. Faces print its text and exit with a code other than 0."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Shown by IPython in place of a traceback, which would lead through our code and help nobody."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
     """Return `"; did you mean a, b?"` for the known names closest to `name`, or an empty string."""

@@ -209,6 +209,11 @@ def declared_keys() -> dict[str, str]:
     return dict(_declared(Recipe))
 
 
+def comma_separated(text: str) -> list[str]:
+    """Return the names in `a, b,,c` without blanks: ["a", "b", "c"]."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def dump(recipe: Recipe) -> str:
     """Return the resolved recipe as YAML text."""
     from omegaconf import OmegaConf
@@ -446,7 +451,7 @@ def _boolean(setting: Setting, value: Any) -> bool:
 
 def _string_list(setting: Setting, value: Any) -> list[str]:
     if isinstance(value, str):
-        value = [part.strip() for part in value.split(",") if part.strip()]
+        value = comma_separated(value)
     if not isinstance(value, (list, tuple)):
         raise RecipeError(_sentence(setting, "must be a list, such as [a, b]"))
     items = [item.text if isinstance(item, Text) else item for item in value]

@@ -213,6 +213,7 @@ class Recipe:
     reward: Reward = field(default_factory=Reward)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     trainer: Trainer = field(default_factory=Trainer)
+    prepare: list[str] = item([], "module and arguments that make model and data here (python -m …), before preflight")
     external_modules: list[str] = item([], "modules verl imports first (VERL_USE_EXTERNAL_MODULES), in order")
     env: dict[str, str] = item({}, "environment variables of the run")
     verl: dict[str, Any] = item({}, "any other verl key, checked against the stack's verl")

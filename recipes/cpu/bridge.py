@@ -1,7 +1,9 @@
 """Megatron-Bridge without TransformerEngine, and its GLM mapping for experts that are not fused."""
 
+import functools
 import importlib
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
@@ -13,21 +15,38 @@ from recipes.cpu.replace import expect, replace
 
 def install() -> None:
     """Register every patch below; each runs when its module is imported."""
-    around("megatron.bridge.peft.lora_layers")(import_without_transformer_engine)
+    for name in _IMPORTED_FIRST:
+        around(name)(functools.partial(without_transformer_engine, name))
     after("megatron.bridge.models.gpt_provider")(build_local_layers)
     after("megatron.bridge.models.conversion.param_mapping")(copy_duplicated_layers)
     after("megatron.bridge.models.glm_moe_dsa.glm5_bridge")(map_unfused_experts_of_glm)
 
 
+_IMPORTED_FIRST = {
+    "megatron.bridge.peft.lora_layers": (
+        "megatron.core.transformer.moe.moe_utils",
+        "megatron.bridge.peft.adapter_wrapper",
+    ),
+    "megatron.bridge.peft.lora": (
+        "megatron.core.transformer.moe.router",
+        "megatron.bridge.peft.base",
+        "megatron.bridge.peft.lora_layers",
+        "megatron.bridge.peft.module_matcher",
+        "megatron.bridge.peft.utils",
+    ),
+}
+"""Modules that import TransformerEngine without asking whether it is there, and what they import besides: these ask, and
+must not take the placeholder for the real thing."""
+
+
 @contextmanager
-def import_without_transformer_engine():
-    """megatron.bridge.peft.lora_layers imports transformer_engine.pytorch without asking whether it is there, for the
-    base class of TELinearAdapter and for annotations. A placeholder stands in while that one module is imported.
+def without_transformer_engine(name: str) -> Iterator[None]:
+    """megatron.bridge.peft.{lora,lora_layers} need transformer_engine.pytorch for the base class of TELinearAdapter, for
+    annotations and for class comparisons. A placeholder stands in while the body of module `name` runs.
     """
+    for other in _IMPORTED_FIRST[name]:
+        importlib.import_module(other)
     expect("transformer_engine" not in sys.modules, "sys.modules", "transformer_engine is imported", "not installed")
-    # what it imports in turn must not take the placeholder for the real thing
-    importlib.import_module("megatron.core.transformer.moe.moe_utils")
-    importlib.import_module("megatron.bridge.peft.adapter_wrapper")
     engine, layers = ModuleType("transformer_engine"), ModuleType("transformer_engine.pytorch")
     engine.pytorch = layers
     layers.Linear = type("Linear", (torch.nn.Module,), {})
@@ -39,15 +58,17 @@ def import_without_transformer_engine():
     try:
         yield
     finally:
-        for name in placeholders:
-            del sys.modules[name]
+        for placeholder in placeholders:
+            del sys.modules[placeholder]
 
 
 def build_local_layers(module: ModuleType) -> None:
     """transformer_engine_layer_spec (megatron.bridge.models.gpt_provider) is the default of every dense and MoE
     provider; its neighbour local_layer_spec builds the same model from Megatron's own layers.
     """
-    expect(callable(getattr(module, "local_layer_spec", None)), f"{module.__name__}.local_layer_spec", "none", "present")
+    expect(
+        callable(getattr(module, "local_layer_spec", None)), f"{module.__name__}.local_layer_spec", "none", "present"
+    )
     replace(module, "transformer_engine_layer_spec", module.local_layer_spec, parameters="config")
 
 

@@ -54,7 +54,11 @@ class Response:
 
 @torch.inference_mode()
 def respond(
-    model: PreTrainedModel, requests: Sequence[Request], sampling: Sampling, eos_token_ids: Sequence[int], pad_token_id: int
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    eos_token_ids: Sequence[int],
+    pad_token_id: int,
 ) -> list[Response]:
     """Answer all requests, one response each, in their order.
 

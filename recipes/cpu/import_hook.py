@@ -37,7 +37,7 @@ def around(name: str) -> Callable[[AroundImport], AroundImport]:
     def register(function: AroundImport) -> AroundImport:
         if name in sys.modules:
             raise RuntimeError(
-                f"{name} was imported before recipes.cpu.adaptor, so {function.__name__} cannot take effect. "
+                f"{name} was imported before recipes.cpu.adaptor, so what belongs around its import comes too late. "
                 "Import verl first: it loads the modules named in VERL_USE_EXTERNAL_MODULES."
             )
         _around.setdefault(name, []).append(function)

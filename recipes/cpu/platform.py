@@ -35,7 +35,9 @@ def _device_module() -> ModuleType:
     Memory is that of the process (verl.workers.engine_workers reports it as actor/perf/max_memory_*).
     """
     module = ModuleType("recipes.cpu.device")
-    nothing = {name: lambda *args, **kwargs: None for name in ("empty_cache", "ipc_collect", "set_device", "synchronize")}
+    nothing = {
+        name: lambda *args, **kwargs: None for name in ("empty_cache", "ipc_collect", "set_device", "synchronize")
+    }
     vars(module).update(
         nothing,
         current_device=lambda: torch.device("cpu"),

@@ -12,7 +12,11 @@ class UnknownCode(RuntimeError):
 
 
 def where(owner: Any, name: str) -> str:
-    return f"{getattr(owner, '__module__', None) or owner.__name__}.{getattr(owner, '__qualname__', '')}.{name}".replace("..", ".")
+    return (
+        f"{getattr(owner, '__module__', None) or owner.__name__}.{getattr(owner, '__qualname__', '')}.{name}".replace(
+            "..", "."
+        )
+    )
 
 
 def expect(condition: bool, place: str, found: str, known: str) -> None:

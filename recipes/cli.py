@@ -1,0 +1,285 @@
+"""`recipes …`: the command line. A thin face: each command calls the same functions the notebooks call."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recipes import __version__
+from recipes.errors import RecipeError
+
+# What a command needs is imported inside it, so that --help answers at once.
+
+OVERRIDES = "Overrides are key=value, such as optimizer.lr=1e-6 or tensor_parallel=8."
+
+
+class Sentences(click.Group):
+    """A group whose commands end a RecipeError as one sentence on stderr and exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RecipeError as fault:
+            click.echo(f"error: {fault}", err=True)
+            sys.exit(2)
+
+
+@click.group(cls=Sentences, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="%(version)s")
+def main() -> None:
+    """Recipes for GRPO with verl and Megatron-Core: compose, check, launch, watch, judge, export.
+
+    \b
+    A first run on this machine, no accelerator:
+        recipes run quickstart/grpo
+    """
+
+
+def python_option(function: Any) -> Any:
+    return click.option(
+        "--python",
+        envvar="RECIPES_PYTHON",
+        default=None,
+        help="Interpreter that trains, if not this one (RECIPES_PYTHON).",
+    )(function)
+
+
+@main.command("list")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def list_recipes(as_json: bool) -> None:
+    """Name every recipe."""
+    from recipes import params
+
+    rows = [(name, params.compose(name).recipe.title) for name in params.names()]
+    if as_json:
+        click.echo(json.dumps(dict(rows), indent=2, ensure_ascii=False))
+        return
+    width = max(len(name) for name, _ in rows)
+    for name, title in rows:
+        click.echo(f"{name:{width}}  {title}")
+
+
+@main.command(epilog=OVERRIDES)
+@click.argument("name")
+@click.argument("overrides", nargs=-1)
+@click.option("--diff-base", is_flag=True, help="Only what differs from the recipe's bases.")
+def show(name: str, overrides: tuple[str, ...], diff_base: bool) -> None:
+    """Show a recipe as it resolves."""
+    from recipes import params
+
+    composed = params.compose(name, overrides)
+    if not diff_base:
+        click.echo(params.dump(composed.recipe), nl=False)
+        return
+    for setting in params.difference(composed):
+        click.echo(f"{setting.key} = {setting.value!r}   ({setting.origin})")
+
+
+@main.command(epilog=OVERRIDES)
+@click.argument("name")
+@click.argument("key")
+@click.argument("overrides", nargs=-1)
+def explain(name: str, key: str, overrides: tuple[str, ...]) -> None:
+    """Say what KEY means, its value in recipe NAME, and which file or flag set it."""
+    from recipes import params
+
+    value, meaning, history = params.explain(params.compose(name, overrides), key)
+    click.echo(f"{params.SHORT_NAMES.get(key, key)} = {value!r}")
+    if meaning:
+        click.echo(f"  {meaning}")
+    if not history:
+        click.echo("  set by: the schema's default")
+    for place, setting in enumerate(reversed(history)):
+        click.echo(f"  {'set by' if place == 0 else 'before'}: {setting.origin} ({setting.value!r})")
+
+
+@main.command(epilog=OVERRIDES)
+@click.argument("name")
+@click.argument("overrides", nargs=-1)
+@click.option("--here/--anywhere", default=True, help="Also look at this machine's files and packages (default).")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@python_option
+def check(name: str, overrides: tuple[str, ...], here: bool, as_json: bool, python: str | None) -> None:
+    """Look for what would break a run, without starting it. Exit code 1 when there is an error."""
+    from dataclasses import asdict
+
+    from recipes import params, preflight
+    from recipes.command import build, compose_verl, training_python
+
+    python = python or training_python()
+    composed = params.compose(name, overrides)
+    compose_verl(build(composed, python=python), composed)
+    found = preflight.check(composed, python=python, here=here)
+    if as_json:
+        click.echo(json.dumps([asdict(f) for f in found], indent=2, ensure_ascii=False, default=str))
+    for finding in () if as_json else found:
+        click.echo(f"{finding.severity}: {finding}\n    rule {finding.rule}; would have shown at: {finding.noticed}")
+    if not found and not as_json:
+        click.echo(f"{len(preflight.RULES)} rules found nothing.")
+    sys.exit(1 if any(f.severity == "error" for f in found) else 0)
+
+
+@main.command(epilog=OVERRIDES)
+@click.argument("name")
+@click.argument("overrides", nargs=-1)
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run goes (default: a new folder in runs/).")
+@click.option("--dry-run", is_flag=True, help="Print the command and its environment; start nothing.")
+@click.option("--waive", multiple=True, metavar="RULE", help="Launch in spite of this preflight rule.")
+@click.option("--deadline", type=click.FloatRange(min=0, min_open=True), help="End the run after so many minutes.")
+@python_option
+def run(
+    name: str,
+    overrides: tuple[str, ...],
+    run_dir: Path | None,
+    dry_run: bool,
+    waive: tuple[str, ...],
+    deadline: float | None,
+    python: str | None,
+) -> None:
+    """Train a recipe and watch it. Ctrl-C ends the run and everything it started."""
+    from recipes import notebook, params, preflight
+    from recipes.command import build, training_python
+    from recipes.run import launch
+    from recipes.run.directory import default_path
+
+    python = python or training_python()
+    run_dir = (
+        run_dir or default_path(params.home() / "runs", name.removesuffix(".yaml").split("/params/")[-1])
+    ).absolute()
+    composed = params.compose(name, overrides, run_dir=str(run_dir))
+    command = build(composed, python=python)
+    if dry_run:
+        for variable, text in command.environment.items():
+            click.echo(f"{variable}={shlex.quote(text)}")
+        click.echo(shlex.join(command.argv))
+        return
+    notebook.prepare(composed, python=python)
+    found = preflight.check(composed, python=python)
+    for finding in found:
+        click.echo(f"{finding.severity}: {finding}", err=True)
+    preflight.refuse(found, waive)
+    started = launch.start(composed, command, deadline_seconds=None if deadline is None else 60 * deadline)
+    click.echo(f"run directory: {started.path}")
+    _follow(started.path, stop_on_interrupt=True)
+
+
+@main.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+def watch(run_dir: Path) -> None:
+    """Watch a run that somebody else started. Ctrl-C ends the watching, not the run."""
+    _follow(run_dir, stop_on_interrupt=False)
+
+
+@main.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+def stop(run_dir: Path) -> None:
+    """End a run and everything it started."""
+    from recipes.run import launch
+    from recipes.run.directory import open_run
+
+    state = launch.stop(open_run(run_dir))
+    click.echo(f"{state['state']}: {state['cause'] or 'no process of it is left'}")
+
+
+@main.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+def plot(run_dir: Path) -> None:
+    """Draw the curves of a run (PNG light and dark, SVG, CSV)."""
+    from recipes import notebook
+    from recipes.run.directory import open_run
+
+    opened = open_run(run_dir)
+    notebook.record(opened)
+    for path in sorted(opened.curves.iterdir()):
+        click.echo(str(path))
+
+
+@main.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def judge(run_dir: Path, as_json: bool) -> None:
+    """Judge a run. Exit code 1 when it may not be believed."""
+    from recipes import notebook
+
+    judged = notebook.judge(run_dir)
+    if as_json:
+        click.echo(json.dumps(judged.verdict.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        click.echo(judged._repr_mimebundle_()["text/plain"])
+    sys.exit(0 if judged.verdict.passed else 1)
+
+
+@main.command(epilog=OVERRIDES)
+@click.argument("name")
+@click.argument("overrides", nargs=-1)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write here and make it executable.")
+@python_option
+def export(name: str, overrides: tuple[str, ...], output: Path | None, python: str | None) -> None:
+    """Write a recipe as a shell script that launches the same run."""
+    from recipes.command import training_python
+    from recipes.export import script
+    from recipes.run.directory import write_text
+
+    text = script(name, overrides, python=python or training_python())
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        write_text(output, text)
+        output.chmod(0o755)
+    except OSError as fault:
+        raise RecipeError(f"--output {output} cannot be written: {fault.strerror}.") from fault
+    click.echo(str(output))
+
+
+@main.command(epilog=OVERRIDES)
+@click.argument("name")
+@click.argument("overrides", nargs=-1)
+@python_option
+def prepare(name: str, overrides: tuple[str, ...], python: str | None) -> None:
+    """Make the model and the data of a recipe on this machine, if the recipe says how."""
+    from recipes import notebook, params
+
+    composed = params.compose(name, overrides)
+    if not composed.recipe.prepare:
+        raise RecipeError(
+            f"Recipe {composed.name} does not make its model and data: it names model.path and data files."
+        )
+    notebook.prepare(composed, python=python)
+
+
+def _follow(path: Path, *, stop_on_interrupt: bool) -> None:
+    """Print the progress of a run until it has ended; exit 1 when it did not finish."""
+    from recipes import live, notebook
+    from recipes.run import launch
+    from recipes.run.directory import open_run
+
+    opened = open_run(path)
+    in_place = sys.stderr.isatty()
+    try:
+        for moment in live.follow(opened):
+            line = notebook.status(moment)
+            width = os.get_terminal_size(2).columns - 1 if in_place else None
+            click.echo(f"\r\x1b[K{line[:width]}" if in_place else line, err=True, nl=not in_place)
+    except KeyboardInterrupt:
+        if not stop_on_interrupt:
+            click.echo("", err=True)
+            sys.exit(130)
+        click.echo("\nending the run …", err=True)
+        launch.stop(opened)
+    click.echo("" if in_place else None, err=True, nl=in_place)
+    notebook.record(opened)
+    state = launch.read_state(opened)
+    click.echo(f"{state['state']}{': ' + state['cause'] if state['cause'] else ''}")
+    click.echo(f"curves: {opened.curves / 'curves.png'}\nlog: {opened.log()}")
+    sys.exit(0 if state["state"] == "finished" else 1)
+
+
+if __name__ == "__main__":
+    main()

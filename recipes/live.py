@@ -1,0 +1,101 @@
+"""What a watcher sees of a run at one moment: state, step, time left, the tail of the log. For every face alike."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from recipes.metrics import JsonLines, Metrics
+from recipes.run.directory import ENDED, Run, read_state
+
+TAIL_LINES, TAIL_BYTES, LINE_WIDTH = 8, 32_768, 160
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A snapshot. Times are seconds; `left` is None until two steps have shown how long one takes."""
+
+    state: dict[str, Any]
+    metrics: Metrics
+    step: int
+    steps: int | None
+    elapsed: float
+    left: float | None
+    tail: tuple[str, ...]
+
+    @property
+    def ended(self) -> bool:
+        return self.state["state"] in ENDED
+
+
+def follow(run: Run, every: float = 1.0) -> Iterator[Moment]:
+    """Yield a moment whenever a step was added or the state changed, and at least every 5 seconds, until the end."""
+    reader, seen, said = JsonLines(run.metrics()), None, 0.0
+    while True:
+        moment = look(run, reader)
+        mark = (moment.state["state"], moment.step, len(moment.metrics.table))
+        if mark != seen or moment.ended or time.monotonic() - said > 5.0:
+            seen, said = mark, time.monotonic()
+            yield moment
+        if moment.ended:
+            return
+        time.sleep(every)
+
+
+def look(run: Run, reader: JsonLines | None = None) -> Moment:
+    """Return what can be seen of a run now."""
+    # State first: what is read after a run has ended is complete.
+    state = read_state(run)
+    metrics = (reader or JsonLines(run.metrics())).read()
+    steps = [int(s) for s in metrics.table.index if s > 0]
+    step = steps[-1] if steps else 0
+    return Moment(state, metrics, step, state.get("steps"), _elapsed(state), _left(metrics, state), tail(run.log()))
+
+
+def tail(path: Path) -> tuple[str, ...]:
+    """Return the last lines of a log, cleaned of colours and cut to a width. Untrusted text: escape it to show it."""
+    from recipes.logtext import clean
+
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return ()
+    lines = deque((line for line in clean(text).splitlines() if line.strip()), maxlen=TAIL_LINES)
+    return tuple(line if len(line) <= LINE_WIDTH else line[: LINE_WIDTH - 1] + "…" for line in lines)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people read them: `42 s`, `3 min 05 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _elapsed(state: dict[str, Any]) -> float:
+    attempts = state.get("attempts") or [{}]
+    started = attempts[-1].get("started")
+    if not started:
+        return 0.0
+    ended = attempts[-1].get("ended")
+    until = datetime.fromisoformat(ended) if ended else datetime.now().astimezone()
+    return max(0.0, (until - datetime.fromisoformat(started)).total_seconds())
+
+
+def _left(metrics: Metrics, state: dict[str, Any]) -> float | None:
+    total = state.get("steps")
+    if not total or "timing_s/step" not in metrics.table or state["state"] in ENDED:
+        return None
+    times = metrics.table["timing_s/step"].dropna()
+    # The first step compiles and warms up; it says nothing about the others.
+    return float(times.iloc[1:][-10:].mean()) * (total - int(times.index[-1])) if len(times) > 1 else None

@@ -1,0 +1,322 @@
+"""The notebooks' face: each cell calls one function here, and none holds logic of its own.
+
+A cell shows what it did as HTML in JupyterLab and as plain text where there is no browser.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipes import curves, live, page, params, preflight, verdict
+from recipes.command import Command, build, external_modules, training_python
+from recipes.errors import RecipeError, nearest
+from recipes.finding import Finding
+from recipes.params import SHORT_NAMES, Composed
+from recipes.run import launch as runs
+from recipes.run.directory import Run, default_path, open_run, read_state, write_json
+
+# What a notebook's parameters cell may hold besides params.SHORT_NAMES.
+OWN_PARAMETERS = ("recipe", "overrides", "run_dir", "waive", "on_disconnect", "deadline_minutes")
+PARAMETERS = (*OWN_PARAMETERS, *SHORT_NAMES)
+
+# Drawing may take this share of the time it is drawn in: the training needs the processor more than the picture does.
+DRAWING_SHARE = 0.03
+
+
+class RunEnded(RecipeError):
+    """A run that did not finish. In a notebook it shows as its sentence; papermill exits with a code other than 0."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run: the composed recipe and its command, before anything is started."""
+
+    composed: Composed
+    command: Command
+    waive: tuple[str, ...] = ()
+    on_disconnect: str = "stop"
+    deadline_seconds: float | None = None
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/html": _plan_html(self), "text/plain": _plan_text(self)}
+
+
+def resolve(namespace: Mapping[str, Any]) -> Plan:
+    """Compose the recipe that the parameters in a notebook's `globals()` name, and its command.
+
+    Raises RecipeError for a parameter nobody knows, a value of the wrong type, or a key verl does not have.
+    """
+    _refuse_unknown(namespace)
+    given = {name: namespace.get(name) for name in PARAMETERS}
+    name = given["recipe"]
+    if not isinstance(name, str) or not name:
+        raise RecipeError(f"recipe={name!r} must be the name of a recipe, such as quickstart/grpo.")
+    overrides = given["overrides"] or []
+    if isinstance(overrides, str):  # `papermill -p` can give no list
+        overrides = shlex.split(overrides)
+    if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
+        raise RecipeError(f"overrides={overrides!r} must be a list of texts such as 'optimizer.lr=1e-6'.")
+    short = {key: given[key] for key in SHORT_NAMES}
+    run_dir = Path(given["run_dir"] or default_path(params.home() / "runs", name)).absolute()
+    composed = params.compose(name, overrides, short, run_dir=str(run_dir))
+    minutes = given["deadline_minutes"]
+    if minutes is not None and (isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or minutes <= 0):
+        raise RecipeError(f"deadline_minutes={minutes!r} must be a number above 0.")
+    return Plan(
+        composed,
+        build(composed),
+        waive=tuple(params.comma_separated(given["waive"] or "")),
+        on_disconnect=given["on_disconnect"] or "stop",
+        deadline_seconds=None if minutes is None else 60.0 * minutes,
+    )
+
+
+def prepare(composed: Composed, *, python: str | None = None) -> None:
+    """Make the recipe's model and data on this machine with the training interpreter, if the recipe says how.
+
+    Raises RecipeError with the last words of what failed.
+    """
+    words = composed.recipe.prepare
+    if not words:
+        return
+    python = python or training_python()
+    done = subprocess.run([python, "-m", *words], stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RecipeError(f"`{shlex.join(['python', '-m', *words])}` failed with exit code {done.returncode}: {last}")
+
+
+def check(plan: Plan) -> Findings:
+    """Make what the recipe makes itself, then look for what would break the run. Raises RecipeError on errors."""
+    prepare(plan.composed, python=plan.command.python)
+    found = preflight.check(plan.composed, python=plan.command.python)
+    preflight.refuse(found, plan.waive)
+    return Findings(tuple(found), plan.waive)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What preflight found, as a table."""
+
+    found: tuple[Finding, ...]
+    waived: tuple[str, ...] = ()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        rows = [(f.severity, f.rule, str(f), f.noticed) for f in self.found]
+        summary = f"{len(preflight.RULES)} rules looked, {len(rows)} found something."
+        text = "\n".join([summary, *(f"{severity:8} {rule}: {words}" for severity, rule, words, _ in rows)])
+        shown = page.table(("", "rule", "finding", "would have shown at"), rows) if rows else ""
+        return {"text/html": page.block(page.paragraph(summary), shown), "text/plain": text}
+
+
+def launch(plan: Plan) -> Run:
+    """Start the training and return its run. The training is a child of a supervisor, not of this kernel."""
+    run = runs.start(
+        plan.composed, plan.command, on_disconnect=plan.on_disconnect, deadline_seconds=plan.deadline_seconds
+    )
+    print(f"run directory: {run.path}")
+    return run
+
+
+def watch(run: Run | str | Path) -> None:
+    """Show the curves, the progress and the tail of the log of a run, in place, until it has ended.
+
+    Interrupting the cell ends the run and everything it started. Raises RunEnded when the run did not finish.
+    """
+    from IPython.display import display
+
+    run = open_run(run) if not isinstance(run, Run) else run
+    handle, drawn, cost, images = None, 0.0, 0.0, None
+    try:
+        for moment in live.follow(run):
+            if moment.ended or time.monotonic() - drawn > max(2.0, cost / DRAWING_SHARE):
+                began = time.monotonic()
+                images, drawn = _draw(moment), began
+                cost = time.monotonic() - began
+            bundle = {"text/html": _moment_html(moment, images), "text/plain": _moment_text(moment)}
+            handle = display(bundle, raw=True, display_id=True) if handle is None else _update(handle, bundle)
+    except KeyboardInterrupt:
+        state = runs.stop(run)
+        moment = live.look(run)
+        bundle = {"text/html": _moment_html(moment, _draw(moment)), "text/plain": _moment_text(moment)}
+        display(bundle, raw=True) if handle is None else _update(handle, bundle)
+        record(run)
+        raise RunEnded(f"Interrupted: the run was {state['state']} and all its processes have ended.") from None
+    record(run)
+    state = read_state(run)
+    if state["state"] != "finished":
+        raise RunEnded(f"The run {state['state']}: {state['cause']}. Its log: {run.log()}")
+
+
+def judge(run: Run | str | Path) -> Judged:
+    """Judge a run, write verdict.json, and show the judgements."""
+    run = open_run(run) if not isinstance(run, Run) else run
+    moment = live.look(run)
+    found = verdict.judge(moment.metrics, moment.state)
+    write_json(run.verdict_file, found.to_dict())
+    return Judged(found)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict as a table."""
+
+    verdict: verdict.Verdict
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        rows = [(j.outcome, j.rule, j.sentence, "" if j.step is None else j.step) for j in self.verdict.judgements]
+        summary = "The run may be believed." if self.verdict.passed else "The run may not be believed."
+        text = "\n".join([summary, *(f"{outcome:5} {rule}: {words}" for outcome, rule, words, _ in rows)])
+        html = page.block(page.paragraph(summary), page.table(("", "rule", "", "step"), rows))
+        return {"text/html": html, "text/plain": text}
+
+
+def record(run: Run | str | Path) -> Recorded:
+    """Write the curves of a run as PNG, SVG and CSV and say what its directory holds."""
+    run = open_run(run) if not isinstance(run, Run) else run
+    moment = live.look(run)
+    curves.save(moment.metrics, run.curves, title=moment.state["recipe"], total_steps=moment.steps)
+    return Recorded(run)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The files of a run, each with what it is."""
+
+    run: Run
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        rows = [(name, words) for name, words in _FILES.items() if (self.run.path / name).exists()]
+        text = "\n".join([str(self.run.path), *(f"  {name:28} {words}" for name, words in rows)])
+        html = page.block(page.paragraph(str(self.run.path)), page.table(("file", ""), rows))
+        return {"text/html": html, "text/plain": text}
+
+
+_FILES = {
+    "run.json": "what happened: state, cause, attempts",
+    "command.json": "the exact argv and environment",
+    "recipe.yaml": "the resolved recipe",
+    "verl.yaml": "verl's whole configuration as composed",
+    "attempts/1/train.log": "everything the training printed",
+    "attempts/1/metrics.jsonl": "every metric of every step",
+    "attempts/1/tensorboard": "the same for TensorBoard",
+    "curves/curves.png": "the curves (curves-dark.png, curves.svg, curves.csv beside it)",
+    "verdict.json": "the verdict",
+    "notebook.ipynb": "this notebook as it ran",
+}
+
+
+# ------------------------------------------------------------------------------------------------------- the pieces
+
+
+def _refuse_unknown(namespace: Mapping[str, Any]) -> None:
+    """Papermill injects a parameter nobody knows with no more than a warning: find its cell and refuse the name."""
+    for source in namespace.get("In", []):
+        if source.startswith("# Parameters\n"):
+            body = ast.parse(source).body
+            names = [t.id for node in body if isinstance(node, ast.Assign) for t in node.targets if hasattr(t, "id")]
+            for name in names:
+                if name not in PARAMETERS:
+                    raise RecipeError(f"Unknown parameter {name!r}{nearest(name, PARAMETERS)}. Nothing was started.")
+
+
+def _summary(plan: Plan) -> list[tuple[str, str]]:
+    r, subject = plan.composed.recipe, preflight.subject(plan.composed, plan.command.python)
+    p, b = r.parallel, r.batch
+    updates = -(-b.train // b.mini) if b.train else 0
+    return [
+        ("recipe", f"{r.recipe}: {r.title}"),
+        ("target", f"{r.nodes} x {subject.devices_per_node} {subject.hardware.device} ({r.hardware}), stack {r.stack}"),
+        (
+            "layout",
+            f"tensor {p.tensor}, pipeline {p.pipeline}, context {p.context}, expert {p.expert},"
+            f" data {subject.data_parallel}",
+        ),
+        (
+            "step",
+            f"{b.train} prompts x {r.rollout.n} responses = {b.train * r.rollout.n} sequences, {updates} updates;"
+            f" at most {r.data.max_prompt_length} + {r.data.max_response_length} tokens",
+        ),
+        ("checkpoint.strict", "verl's default (true)" if r.checkpoint.strict is None else str(r.checkpoint.strict)),
+        ("external modules", ", ".join(external_modules(plan.composed, os.environ)) or "none"),
+        ("verl", f"{plan.command.verl}, {plan.command.entry}"),
+        ("interpreter", plan.command.python),
+        ("run directory", r.run_dir),
+    ]
+
+
+def _changes(plan: Plan) -> list[tuple[str, Any, str]]:
+    return [(s.key, s.value, s.origin) for s in params.difference(plan.composed)]
+
+
+def _argv_text(command: Command) -> str:
+    exports = [f"{name}={shlex.quote(text)}" for name, text in command.environment.items()]
+    return " \\\n  ".join([*exports, shlex.join(command.argv[:4]), *map(shlex.quote, command.overrides)])
+
+
+def _plan_html(plan: Plan) -> str:
+    return page.block(
+        page.table(("", ""), _summary(plan)),
+        page.paragraph("What differs from its base:"),
+        page.table(("key", "value", "from"), _changes(plan)),
+        page.folded("the exact command", page.verbatim(_argv_text(plan.command))),
+    )
+
+
+def _plan_text(plan: Plan) -> str:
+    lines = [f"{name:18} {words}" for name, words in _summary(plan)]
+    changes = [f"  {key} = {value!r}  ({origin})" for key, value, origin in _changes(plan)]
+    return "\n".join([*lines, "differs from its base:", *changes])
+
+
+def _draw(moment: live.Moment) -> tuple[bytes, bytes, str]:
+    """Draw the curves once in each theme; returns PNG light, PNG dark, and the picture in words."""
+    drawn = [
+        curves.png(curves.figure(moment.metrics, theme=theme, title=moment.state["recipe"], total_steps=moment.steps))
+        for theme in ("light", "dark")
+    ]
+    return drawn[0], drawn[1], curves.describe(moment.metrics)
+
+
+def status(moment: live.Moment) -> str:
+    """Return one line on a run: state, step, time so far, time left, cause."""
+    words = moment.state["state"]
+    if moment.step or moment.steps:
+        words += f" · step {moment.step}" + (f" of {moment.steps}" if moment.steps else "")
+    words += f" · {live.duration(moment.elapsed)}"
+    if moment.left is not None:
+        words += f" · about {live.duration(moment.left)} left"
+    elif not moment.ended and not moment.step:
+        words += " · starting"
+    if moment.state.get("cause"):
+        words += f" · {moment.state['cause']}"
+    return words
+
+
+def _moment_html(moment: live.Moment, images: tuple[bytes, bytes, str] | None) -> str:
+    share = moment.step / moment.steps if moment.steps else 0.0
+    return page.block(
+        page.paragraph(status(moment)),
+        page.progress(share),
+        page.picture(*images) if images else "",
+        page.folded("log", page.verbatim("\n".join(moment.tail)))
+        if moment.ended
+        else page.verbatim("\n".join(moment.tail)),
+    )
+
+
+def _moment_text(moment: live.Moment) -> str:
+    return "\n".join([status(moment), *moment.tail[-3:]])
+
+
+def _update(handle: Any, bundle: dict[str, str]) -> Any:
+    handle.update(bundle, raw=True)
+    return handle

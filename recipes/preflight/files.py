@@ -1,0 +1,70 @@
+"""Rules on this machine's files: model, data, reward, run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from recipes.preflight.rules import Subject, rule
+
+START = "engine start"
+
+
+@rule("files.model", noticed=START, source="transformers and safetensors file names", here=True)
+def model_has_weights(s: Subject):
+    path = Path(s.recipe.model.path)
+    if not path.is_dir():
+        if path.is_absolute() or s.recipe.model.path.startswith("."):
+            yield {"model.path": path}, "there is no such directory.", "Put the model there, or set model.path."
+        return  # a hub id: what it holds shows when it is fetched
+    if not (path / "config.json").is_file():
+        yield {"model.path": path}, "the directory has no config.json.", "Point it at a Hugging Face checkpoint."
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        shards = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
+        missing = sorted(name for name in shards if not (path / name).is_file())
+        if missing:
+            yield (
+                {"model.path": path},
+                f"{len(missing)} of {len(shards)} shards are missing, such as {missing[0]}.",
+                "Fetch the model again.",
+            )
+    elif not any(path.glob("*.safetensors")):
+        yield {"model.path": path}, "the directory has no weights (*.safetensors).", "Fetch or build the model."
+
+
+@rule("files.data", noticed=START, source="verl 0.9.1, RLHFDataset", here=True)
+def data_is_there(s: Subject):
+    for key in ("train_files", "val_files"):
+        path = Path(getattr(s.recipe.data, key))
+        if not path.is_file():
+            yield {f"data.{key}": path}, "there is no such file.", "Make it, or set the key to a parquet file."
+
+
+@rule("files.validation", severity="warning", noticed="never", source="a validation that cannot tell memory from skill")
+def validation_is_held_out(s: Subject):
+    d = s.recipe.data
+    if d.train_files == d.val_files:
+        yield {"data.val_files": d.val_files}, "validation uses the training file.", "Hold some problems out."
+
+
+@rule("files.run_dir", noticed=START, source="this workbook", here=True)
+def run_directory_is_writable(s: Subject):
+    if not s.recipe.run_dir:
+        return
+    place = Path(s.recipe.run_dir)
+    while not place.exists():
+        place = place.parent
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        yield {"run_dir": s.recipe.run_dir}, f"{place} cannot be written.", "Choose another directory."
+
+
+@rule("logging.file", severity="warning", noticed="never: nothing to plot", source="verl 0.9.1, Tracking")
+def metrics_are_written(s: Subject):
+    if "file" not in s.recipe.trainer.logger:
+        yield (
+            {"trainer.logger": s.recipe.trainer.logger},
+            "without `file` there is no metrics.jsonl, so no curves and no verdict.",
+            "Add file.",
+        )

@@ -1,0 +1,94 @@
+"""Rules on the mesh: do the parallel sizes fit the devices, the model and each other?"""
+
+from __future__ import annotations
+
+from recipes.finding import divisors
+from recipes.preflight.rules import Subject, rule
+
+ENGINE_START = "engine start"
+MODEL_BUILD = "model build, after the weights are on their way"
+MEGATRON = "Megatron-Core 0.18, parallel_state.initialize_model_parallel"
+TRANSFORMER = "Megatron-Core 0.18, TransformerConfig.__post_init__"
+
+
+@rule("layout.world", noticed=ENGINE_START, source=MEGATRON)
+def world_is_divisible(s: Subject):
+    if s.world % s.model_parallel:
+        p = s.recipe.parallel
+        yield (
+            {"parallel.tensor": p.tensor, "parallel.pipeline": p.pipeline, "parallel.context": p.context},
+            f"{s.world} devices ({s.recipe.nodes} x {s.devices_per_node}) are not divisible by "
+            f"tensor x pipeline x context = {s.model_parallel}.",
+            f"Their product must be {divisors(s.world, limit=1024)}.",
+        )
+
+
+@rule("layout.expert_world", noticed=ENGINE_START, source=MEGATRON)
+def expert_world_is_divisible(s: Subject):
+    p = s.recipe.parallel
+    expert_tensor = p.expert_tensor or p.tensor
+    product = expert_tensor * p.expert * p.pipeline
+    if p.expert > 1 and s.world % product:
+        yield (
+            {"parallel.expert": p.expert, "parallel.expert_tensor": expert_tensor, "parallel.pipeline": p.pipeline},
+            f"{s.world} devices are not divisible by expert x expert_tensor x pipeline = {product}.",
+            "expert_tensor is tensor when it is not set: set parallel.expert_tensor=1 if that was not meant.",
+        )
+
+
+@rule("layout.heads", noticed=MODEL_BUILD, source=TRANSFORMER)
+def heads_are_divisible(s: Subject):
+    tensor = s.recipe.parallel.tensor
+    if s.model.heads % tensor:
+        yield (
+            {"parallel.tensor": tensor},
+            f"{s.model.name} has {s.model.heads} attention heads, which {tensor} does not divide.",
+            f"{divisors(s.model.heads)} do." if s.model.heads > 1 else "Only 1 does.",
+        )
+
+
+@rule("layout.kv_heads", noticed=MODEL_BUILD, source=TRANSFORMER)
+def kv_heads_are_divisible(s: Subject):
+    tensor, groups = s.recipe.parallel.tensor, s.model.kv_heads
+    if groups % tensor and tensor % groups:
+        yield (
+            {"parallel.tensor": tensor},
+            f"{s.model.name} has {groups} key-value heads, neither a multiple nor a divisor of {tensor}.",
+            f"Take a divisor or a multiple of {groups}.",
+        )
+
+
+@rule("layout.layers", noticed=MODEL_BUILD, source=TRANSFORMER)
+def layers_are_divisible(s: Subject):
+    p = s.recipe.parallel
+    uneven = p.pipeline_layout or p.first_stage_layers or p.last_stage_layers
+    if not uneven and s.model.layers % p.pipeline:
+        yield (
+            {"parallel.pipeline": p.pipeline},
+            f"{s.model.layers} layers cannot be split evenly over {p.pipeline} stages.",
+            f"Take {divisors(s.model.layers)}, or set parallel.pipeline_layout.",
+        )
+
+
+@rule("layout.experts", noticed=MODEL_BUILD, source=TRANSFORMER)
+def experts_are_divisible(s: Subject):
+    expert, experts = s.recipe.parallel.expert, s.model.experts
+    if expert > 1 and not experts:
+        yield {"parallel.expert": expert}, f"{s.model.name} has no experts.", "Set parallel.expert=1."
+    elif experts and experts % expert:
+        yield (
+            {"parallel.expert": expert},
+            f"{s.model.name} has {experts} experts, which {expert} does not divide.",
+            f"{divisors(experts, limit=512)} do.",
+        )
+
+
+@rule("layout.rollout", noticed="rollout start, AFTER the actor has loaded", source="verl 0.9.1, LLMServerManager")
+def rollout_world_is_divisible(s: Subject):
+    tensor, data = s.recipe.rollout.tensor or 1, s.recipe.rollout.data or 1
+    if s.world % (tensor * data):
+        yield (
+            {"rollout.tensor": tensor, "rollout.data": data},
+            f"{s.world} devices are not divisible by the {tensor * data} of one rollout replica.",
+            f"Their product must be {divisors(s.world, limit=1024)}.",
+        )

@@ -1,0 +1,101 @@
+"""The registry of rules and what they look at."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recipes.errors import RecipeError, nearest
+from recipes.finding import Finding
+from recipes.params import Composed, hardware_facts, model_facts
+from recipes.schema import HardwareFacts, ModelFacts, Recipe
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is checked: the recipe with the facts its rules need. Sizes are counts of devices."""
+
+    composed: Composed
+    recipe: Recipe
+    model: ModelFacts
+    hardware: HardwareFacts
+    python: str
+
+    @property
+    def devices_per_node(self) -> int:
+        return self.recipe.devices or self.hardware.devices_per_node
+
+    @property
+    def world(self) -> int:
+        return self.recipe.nodes * self.devices_per_node
+
+    @property
+    def model_parallel(self) -> int:
+        p = self.recipe.parallel
+        return p.tensor * p.pipeline * p.context
+
+    @property
+    def data_parallel(self) -> int:
+        """Data-parallel size; 1 at least, so that rules after a broken mesh still make sense."""
+        return max(1, self.world // self.model_parallel)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check. `here` marks rules that look at this machine's files and packages, not at the recipe alone."""
+
+    name: str
+    severity: str
+    noticed: str
+    source: str
+    here: bool
+    function: Callable[[Subject], Iterator[tuple[Mapping[str, Any], str, str]]]
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(name: str, *, severity: str = "error", noticed: str, source: str, here: bool = False) -> Callable:
+    """Register a function that yields (keys with values, sentence, remedy) for each fault it finds."""
+
+    def register(function: Callable) -> Callable:
+        if name in RULES:
+            raise ValueError(f"two rules are called {name}")
+        RULES[name] = Rule(name, severity, noticed, source, here, function)
+        return function
+
+    return register
+
+
+def subject(composed: Composed, python: str = sys.executable) -> Subject:
+    """Return what the rules look at. Raises RecipeError when the recipe names unknown facts."""
+    recipe = composed.recipe
+    return Subject(composed, recipe, model_facts(recipe.model.name), hardware_facts(recipe.hardware), python)
+
+
+def check(composed: Composed, *, python: str = sys.executable, here: bool = True) -> list[Finding]:
+    """Return all findings of a composed recipe, errors first. `here=False` leaves this machine out of it."""
+    looked_at = subject(composed, python)
+    found = [
+        Finding(r.name, r.severity, dict(keys), sentence, remedy, r.noticed, r.source)
+        for r in RULES.values()
+        if here or not r.here
+        for keys, sentence, remedy in r.function(looked_at)
+    ]
+    return sorted(found, key=lambda f: ("error", "warning", "info").index(f.severity))
+
+
+def refuse(findings: Iterable[Finding], waived: Iterable[str] = ()) -> None:
+    """Raise RecipeError when an error is among the findings that is not waived by its rule's name."""
+    waived = set(waived)
+    unknown = sorted(waived - set(RULES))
+    if unknown:
+        raise RecipeError(f"waive: there is no rule {unknown[0]!r}{nearest(unknown[0], RULES)}.")
+    errors = [f for f in findings if f.severity == "error" and f.rule not in waived]
+    if errors:
+        lines = "\n".join(f"  {f.rule}: {f}" for f in errors)
+        raise RecipeError(
+            f"Preflight found {len(errors)} error{'s' * (len(errors) > 1)}; nothing was started.\n{lines}"
+        )

@@ -1,0 +1,1 @@
+"""A run: one directory, its state, and the processes that belong to it."""

@@ -1,0 +1,165 @@
+"""The run directory: where everything of a run lives, and run.json, the truth about it.
+
+run.json is written by one process at a time (the launcher until the supervisor has started, then the supervisor) and
+always as a whole file, so a reader at any moment sees a consistent state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from recipes.errors import RecipeError
+
+STATES = ("prepared", "running", "finished", "failed", "stopped", "lost")
+ENDED = ("finished", "failed", "stopped", "lost")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory. All paths derive from it."""
+
+    path: Path
+
+    @property
+    def state_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def command_file(self) -> Path:
+        return self.path / "command.json"
+
+    @property
+    def curves(self) -> Path:
+        return self.path / "curves"
+
+    @property
+    def verdict_file(self) -> Path:
+        return self.path / "verdict.json"
+
+    def attempt(self, number: int) -> Path:
+        return self.path / "attempts" / str(number)
+
+    def log(self, number: int = 1) -> Path:
+        return self.attempt(number) / "train.log"
+
+    def metrics(self, number: int = 1) -> Path:
+        return self.attempt(number) / "metrics.jsonl"
+
+
+def default_path(root: Path, recipe: str) -> Path:
+    """Return a path for a new run under `root`: recipe and time of day; two at once differ by their last letters."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return root / recipe.replace("/", "-") / f"{stamp}-{secrets.token_hex(2)}"
+
+
+def create(path: Path, recipe: str, details: Mapping[str, Any]) -> Run:
+    """Make the directory of a new run, state `prepared`. `details` go into run.json as they are.
+
+    Raises RecipeError when a run is there already, or the directory cannot be written.
+    """
+    run = Run(Path(path).absolute())
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+        # mkdir without exist_ok is the lock: of two starts in one directory, one gets it.
+        run.attempt(1).parent.mkdir(exist_ok=True)
+        run.attempt(1).mkdir()
+    except FileExistsError as fault:
+        raise RecipeError(
+            f"run_dir={str(run.path)!r} already holds a run. Choose another directory; nothing was touched."
+        ) from fault
+    except OSError as fault:
+        raise RecipeError(f"run_dir={str(run.path)!r} cannot be written: {fault.strerror}.") from fault
+    state = {
+        "id": secrets.token_hex(8),
+        "recipe": recipe,
+        "state": "prepared",
+        "cause": "",
+        "created": now(),
+        "attempts": [],
+        **details,
+    }
+    write_json(run.state_file, state)
+    return run
+
+
+def open_run(path: str | Path) -> Run:
+    """Return the run at `path`. Raises RecipeError when there is none."""
+    run = Run(Path(path).absolute())
+    if not run.state_file.is_file():
+        raise RecipeError(f"{path} is no run directory: it has no run.json.")
+    return run
+
+
+def read_state(run: Run) -> dict[str, Any]:
+    """Return run.json, with the state `lost` in place of `running` when its supervisor is gone."""
+    state = _load(run)
+    if state["state"] == "running" and not is_alive(state["supervisor"]):
+        # It may have ended properly between our reading and our looking: only a second reading can tell.
+        state = _load(run)
+        if state["state"] == "running":
+            cause = "the supervisor is gone without a word (killed, or the machine went down)"
+            state |= {"state": "lost", "cause": cause}
+    return state
+
+
+def _load(run: Run) -> dict[str, Any]:
+    try:
+        return json.loads(run.state_file.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as fault:
+        raise RecipeError(f"{run.state_file} cannot be read: {fault}") from fault
+
+
+def update_state(run: Run, **changes: Any) -> dict[str, Any]:
+    """Change fields of run.json atomically and return the new state."""
+    state = _load(run) | changes
+    write_json(run.state_file, state)
+    return state
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never a part."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(scratch).replace(path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise
+
+
+def identify(pid: int) -> dict[str, Any]:
+    """Return what tells a process from a later one with the same pid: pid and creation time (seconds since boot)."""
+    return {"pid": pid, "created": psutil.Process(pid).create_time()}
+
+
+def is_alive(identity: Mapping[str, Any]) -> bool:
+    """Say whether the very process of `identify` still runs (a zombie does not)."""
+    try:
+        process = psutil.Process(identity["pid"])
+        same = abs(process.create_time() - identity["created"]) < 0.1
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def now() -> str:
+    """Return the time as ISO 8601 with its offset, to the second."""
+    return datetime.fromtimestamp(time.time()).astimezone().isoformat(timespec="seconds")
