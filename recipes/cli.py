@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,35 @@ def run(
     _follow(started.path, stop_on_interrupt=True)
 
 
+@main.command("notebook")
+@click.argument("path", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("-p", "pairs", nargs=2, multiple=True, metavar="NAME VALUE", help="A parameter of the notebook.")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run goes (default: a new folder in runs/).")
+def run_notebook(path: Path, pairs: tuple[tuple[str, str], ...], run_dir: Path | None) -> None:
+    """Run a notebook without a browser, by papermill, and show the progress of its training.
+
+    The executed notebook is kept in the run directory. Ctrl-C ends the notebook and everything it started.
+    """
+    from recipes import headless, params
+    from recipes.run.directory import default_path
+
+    parameters = dict(pairs)
+    name = parameters.get("recipe", headless.declared(path).get("recipe", path.stem))
+    run_dir = (run_dir or default_path(params.home() / "runs", name)).absolute()
+    printed = Progress()
+    try:
+        code = headless.execute(path, parameters, run_dir, printed.say)
+    except KeyboardInterrupt:
+        printed.close()
+        raise RecipeError("interrupted; the run and everything it started has ended.") from None
+    printed.close()
+    if code:
+        last = (run_dir / "papermill.log").read_text(errors="replace").strip().splitlines()[-1:]
+        raise RecipeError(f"the notebook failed: {' '.join(last)}\n  executed notebook: {run_dir / 'notebook.ipynb'}")
+    click.echo(f"notebook: {run_dir / 'notebook.ipynb'}\ncurves:   {run_dir / 'curves' / 'curves.png'}")
+    click.echo(f"run:      {run_dir}")
+
+
 @main.command()
 @click.argument("run_dir", type=click.Path(path_type=Path))
 def watch(run_dir: Path) -> None:
@@ -260,25 +290,45 @@ def _follow(path: Path, *, stop_on_interrupt: bool) -> None:
     from recipes.run import launch
     from recipes.run.directory import open_run
 
-    opened = open_run(path)
-    in_place = sys.stderr.isatty()
+    opened, printed = open_run(path), Progress()
     try:
         for moment in live.follow(opened):
-            line = notebook.status(moment)
-            width = os.get_terminal_size(2).columns - 1 if in_place else None
-            click.echo(f"\r\x1b[K{line[:width]}" if in_place else line, err=True, nl=not in_place)
+            printed.say(notebook.status(moment))
     except KeyboardInterrupt:
+        printed.close()
         if not stop_on_interrupt:
-            click.echo("", err=True)
             sys.exit(130)
-        click.echo("\nending the run …", err=True)
+        click.echo("ending the run …", err=True)
         launch.stop(opened)
-    click.echo("" if in_place else None, err=True, nl=in_place)
+    printed.close()
     notebook.record(opened)
     state = launch.read_state(opened)
     click.echo(f"{state['state']}{': ' + state['cause'] if state['cause'] else ''}")
     click.echo(f"curves: {opened.curves / 'curves.png'}\nlog: {opened.log()}")
     sys.exit(0 if state["state"] == "finished" else 1)
+
+
+class Progress:
+    """One line on stderr that is rewritten in a terminal; in a file, a line every ten seconds at most."""
+
+    def __init__(self) -> None:
+        self.in_place, self.said, self.last = sys.stderr.isatty(), 0.0, ""
+
+    def say(self, line: str) -> None:
+        self.last = line
+        if self.in_place:
+            width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
+            click.echo(f"\r\x1b[K{line[:width]}", err=True, nl=False)
+        elif time.monotonic() - self.said > 10:
+            self.said, self.last = time.monotonic(), ""
+            click.echo(line, err=True)
+
+    def close(self) -> None:
+        """End the line, or say the last one if it was held back."""
+        if self.in_place:
+            click.echo("", err=True)
+        elif self.last:
+            click.echo(self.last, err=True)
 
 
 if __name__ == "__main__":

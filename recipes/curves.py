@@ -18,6 +18,7 @@ import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.gridspec import SubplotSpec
+    from matplotlib.transforms import Transform
 
 # --- style ---
 
@@ -100,35 +102,16 @@ _BUCKETS = 350  # about the width of a panel in pixels: finer thinning could not
 def _rc(theme: Theme) -> dict[str, Any]:
     """The style as matplotlib settings, in force only while a figure is built or written."""
     return {
-        "font.family": ["DejaVu Sans"],
-        "font.size": BODY,
         "text.color": theme.text,
-        "text.parse_math": False,  # names of data sources are not ours: a `$` in one is a dollar
         "figure.facecolor": theme.surface,
         "axes.facecolor": theme.surface,
         "axes.edgecolor": theme.rule,
-        "axes.labelcolor": theme.muted,
         "axes.linewidth": 0.8,
         "axes.spines.left": False,
         "axes.spines.right": False,
         "axes.spines.top": False,
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "axes.axisbelow": True,
-        "axes.unicode_minus": True,
+        "axes.grid": False,
         "axes.xmargin": 0,
-        "grid.color": theme.rule,
-        "grid.linewidth": 0.7,
-        "grid.linestyle": "-",
-        "grid.alpha": 1.0,
-        "xtick.color": theme.rule,
-        "ytick.color": theme.rule,
-        "xtick.labelcolor": theme.muted,
-        "ytick.labelcolor": theme.muted,
-        "xtick.labelsize": SMALL,
-        "ytick.labelsize": SMALL,
-        "xtick.major.size": 3,
-        "ytick.major.size": 0,
         "lines.linewidth": 1.6,
         "lines.solid_capstyle": "round",
         "lines.solid_joinstyle": "round",
@@ -145,11 +128,11 @@ def _rc(theme: Theme) -> dict[str, Any]:
 STAGES = {
     "gen": "generate",
     "reward": "reward",
-    "old_log_prob": "old log-probs",
+    "old_log_prob": "old log-prob",
     "ref": "reference",
     "adv": "advantage",
     "update_actor": "update actor",
-    "update_weights": "update weights",
+    "update_weights": "weight sync",
     "save_checkpoint": "checkpoint",
     "rest": "rest",
 }
@@ -215,7 +198,7 @@ def holes(s: Series) -> np.ndarray:
     return (stride > 3 * np.median(stride)) | (np.diff(lost) > 0)
 
 
-def trailing_mean(values: np.ndarray, window: int = 5) -> np.ndarray:
+def trailing_mean(values: np.ndarray, window: int) -> np.ndarray:
     """Mean of the last `window` values at each place, of those there are at the start."""
     if not len(values):
         return values
@@ -278,6 +261,10 @@ def ranges(steps: Sequence[int], limit: int = 3) -> str:
 # --- the page ---
 
 
+Label = tuple[float, str, str]
+"""What stands at the right end of a line: its last value, the words, the colour."""
+
+
 @dataclass
 class _Page:
     """A figure being filled: what it shows, in which colours, over which steps."""
@@ -309,7 +296,7 @@ def figure(
 
     with matplotlib.rc_context(_rc(_theme(theme))):
         page = _page(as_metrics(table), _theme(theme), height=9.4, total_steps=total_steps)
-        cells = page.fig.add_gridspec(3, 2, left=0.05, right=0.852, top=0.888, bottom=0.042, wspace=0.58, hspace=0.42)
+        cells = page.fig.add_gridspec(3, 2, left=0.05, right=0.85, top=0.888, bottom=0.042, wspace=0.58, hspace=0.42)
         _reward(page, cells[0, 0])
         _mismatch(page, cells[0, 1])
         _entropy(page, cells[1, 0])
@@ -327,13 +314,14 @@ def headline(
     title: str | None = None,
     total_steps: int | None = None,
 ) -> Figure:
-    """Reward with validation, and response length: 960 × 320 pixels, for a README or the top of a report."""
+    """Reward with validation, and response length: 960 pixels wide and about 300 high, for a README or the top of a report."""
     import matplotlib
 
     with matplotlib.rc_context(_rc(_theme(theme))):
-        page = _page(as_metrics(table), _theme(theme), height=3.2, total_steps=total_steps)
+        height = 3.2 if title else 2.95
+        page = _page(as_metrics(table), _theme(theme), height=height, total_steps=total_steps)
         cells = page.fig.add_gridspec(
-            1, 2, left=0.05, right=0.875, top=0.72, bottom=0.12, wspace=0.5, width_ratios=(1.25, 1)
+            1, 2, left=0.05, right=0.875, top=2.3 / height, bottom=0.38 / height, wspace=0.5, width_ratios=(1.25, 1)
         )
         _reward(page, cells[0])
         _length(page, cells[1], strip=False)
@@ -414,25 +402,23 @@ def _page(metrics: Metrics, theme: Theme, *, height: float, total_steps: int | N
 
 def _heading(page: _Page, title: str | None, total_steps: int | None) -> None:
     """Title, how far the run is, and whatever the panels can't show: other non-finite values, unreadable lines."""
-    pixels = 100 * page.fig.get_figheight()
-    left, right, top = 0.012, 0.988, 1 - 12 / pixels
-    page.fig.text(left, top, _plain(title or "", 70), size=13, weight="bold", va="top")
+    at = {"within": page.fig.transFigure, "va": "top"}
+    if title:
+        _say(page.fig, 0.012, 1, _plain(title, 70), dy=-8, size=13, bold=True, **at)
     steps = page.metrics.table.index
     of = f" of {total_steps}" if total_steps else ""
     where = f"step {steps[-1]}{of}" if len(steps) else "no step yet"
-    page.fig.text(right, top, where, ha="right", va="top", size=BODY, color=page.theme.muted)
+    _say(page.fig, 0.988, 1, where, dy=-10, ha="right", color=page.theme.muted, **at)
     notes = []
     others = [key for key in page.metrics.nonfinite if key not in page.drawn]
     if others:
-        listed = ", ".join(_plain(key, 40) for key in others[:2]) + (" …" if len(others) > 2 else "")
-        notes.append(
-            f"{len(others)} more {'key has' if len(others) == 1 else 'keys have'} values that are not finite: {listed}"
-        )
+        listed = ", ".join(_plain(key, 40) for key in others[:2]) + (", …" if len(others) > 2 else "")
+        notes.append(f"Not finite in {len(others)} more: {listed}.")
     if page.metrics.broken:
-        lines = [broken.line for broken in page.metrics.broken]
-        notes.append(f"unreadable in the metrics file: line {ranges(sorted(set(lines)))}")
+        lines = sorted({broken.line for broken in page.metrics.broken})
+        notes.append(f"Unreadable in the metrics file: line {ranges(lines)}.")
     if notes:
-        page.fig.text(left, top - 21 / pixels, " · ".join(notes), va="top", size=SMALL, color=page.theme.alarm)
+        _say(page.fig, 0.012, 1, " ".join(notes), dy=-27, color=page.theme.alarm, **at)
 
 
 # --- the panels ---
@@ -444,7 +430,7 @@ def _reward(page: _Page, cell: SubplotSpec) -> None:
     if not mean.recorded and page.series("critic/score/mean").recorded:
         mean, stem = page.series("critic/score/mean"), "critic/score"
     validation = [page.series(key) for key in validation_keys(page.metrics)]
-    names = f"{stem}/mean, min, max" + "".join(f" · {s.key}" for s in validation[:1])
+    names = f"{stem}/mean" + "".join(f" · {s.key}" for s in validation[:1])
     ax = _axes(page, cell, "Reward per response", names)
     if not any(s.recorded for s in (mean, *validation)):
         return _absent(page, ax, f"{stem}/mean")
@@ -458,13 +444,12 @@ def _reward(page: _Page, cell: SubplotSpec) -> None:
             labels.append((s.values[-1], f"{number(s.values[-1])} {_plain(name, 13)}", color))
     everything = np.concatenate([mean.values, *(s.values for s in validation), *_band_values(page, stem)])
     if len(everything) and everything.min() >= 0 and everything.max() <= 1:
-        _linear(ax, 0.0, 1.0)
+        _linear(page, ax, 0.0, 1.0)
     else:
-        _linear(ax, *_extent(everything))
-    _end_labels(page, ax, labels)
+        _linear(page, ax, *_extent(everything))
+    note = ["no validation yet;", "needs", *_folded(NEEDS["val-core"][0])] if page.training and not validation else []
+    _end_labels(page, ax, labels, note=note)
     _crosses(page, ax, mean, *validation)
-    if not validation and page.training:
-        _note(page, ax, ["no validation yet;", "it needs", *NEEDS["val-core"]], beside=labels)
     return None
 
 
@@ -473,9 +458,9 @@ def _mismatch(page: _Page, cell: SubplotSpec) -> None:
     theme = page.theme
     diff, pearson, kl = (page.series(key) for key in (_DIFF, _PEARSON, _CORR_KL))
 
-    ax = _axes(page, upper, "Trainer vs rollout: mean probability difference", _DIFF, ticks=False)
+    ax = _axes(page, upper, "Trainer vs rollout: mean probability difference", _DIFF, steps=False)
     if diff.recorded:
-        _logarithmic(ax, diff.values, include=(DIFF_PROBLEM * 2, DIFF_NORMAL))
+        _logarithmic(page, ax, diff.values, include=(DIFF_PROBLEM,))
         labels = []
         for level, words, color in (
             (DIFF_NORMAL, f"{DIFF_NORMAL:g} ▼ normal", theme.muted),
@@ -483,19 +468,17 @@ def _mismatch(page: _Page, cell: SubplotSpec) -> None:
         ):
             ax.axhline(level, color=color, lw=1, ls=(0, (4, 3)), zorder=1.5)
             labels.append((level, words, color))
-        labels += _log_line(page, ax, diff, theme.first, "mean")
+        labels += _on_log(ax, diff, theme.first, "mean")
         _end_labels(page, ax, labels)
         _crosses(page, ax, diff)
     else:
         _absent(page, ax, _DIFF)
 
-    ax = _axes(page, lower, None, f"1 − {_PEARSON.removeprefix('training/')} · |{_CORR_KL}|", nbins=2)
+    ax = _axes(page, lower, None, f"1 − {_PEARSON.removeprefix('training/')} · |{_CORR_KL}|")
     distance = Series(_PEARSON, pearson.steps, np.maximum(1 - pearson.values, 0), pearson.nonfinite)
     if distance.recorded or kl.recorded:
-        _logarithmic(ax, np.concatenate([distance.values, np.abs(kl.values)]), decades=3)
-        labels = _log_line(page, ax, distance, theme.first, "1 − Pearson") + _log_line(
-            page, ax, kl, theme.second, "|KL|"
-        )
+        _logarithmic(page, ax, np.concatenate([distance.values, np.abs(kl.values)]))
+        labels = _on_log(ax, distance, theme.first, "1 − Pearson") + _on_log(ax, kl, theme.second, "|KL|")
         _end_labels(page, ax, labels)
         _crosses(page, ax, distance, kl)
     else:
@@ -505,20 +488,20 @@ def _mismatch(page: _Page, cell: SubplotSpec) -> None:
 def _entropy(page: _Page, cell: SubplotSpec) -> None:
     upper, lower = cell.subgridspec(2, 1, height_ratios=(1.25, 1), hspace=0.36)
     entropy, norm = page.series("actor/entropy"), page.series("actor/grad_norm")
-    ax = _axes(page, upper, "Entropy, nats per token", entropy.key, ticks=False)
+    ax = _axes(page, upper, "Entropy, nats per token", entropy.key, steps=False)
     if entropy.recorded:
-        _plain_line(page, ax, entropy, page.theme.first)
+        _single(page, ax, entropy, digits=3)
     else:
         _absent(page, ax, entropy.key)
-    ax = _axes(page, lower, None, f"Gradient norm · {norm.key}", nbins=2)
+    ax = _axes(page, lower, None, f"Gradient norm · {norm.key}")
     if norm.recorded:
         positive = norm.values[norm.values > 0]
         if len(positive) and positive.max() > 30 * np.median(positive):
-            _logarithmic(ax, norm.values)
-            _end_labels(page, ax, _log_line(page, ax, norm, page.theme.first, ""))
+            _logarithmic(page, ax, norm.values)
+            _end_labels(page, ax, _on_log(ax, norm, page.theme.first, ""))
             _crosses(page, ax, norm)
         else:
-            _plain_line(page, ax, norm, page.theme.first, from_zero=True)
+            _single(page, ax, norm, from_zero=True)
     else:
         _absent(page, ax, norm.key, brief=True)
 
@@ -531,24 +514,23 @@ def _kl(page: _Page, cell: SubplotSpec) -> None:
         page,
         upper,
         "KL, nats per token",
-        "|actor/ppo_kl|, to the old policy · actor/kl_loss, to the reference",
-        ticks=False,
+        "|actor/ppo_kl| (old policy) · actor/kl_loss (reference)",
+        steps=False,
     )
     if ppo.recorded or loss.recorded:
-        _logarithmic(ax, np.concatenate([ppo.values, loss.values]))
-        labels = _log_line(page, ax, ppo, theme.first, "|ppo_kl|") + _log_line(page, ax, loss, theme.second, "kl_loss")
-        _end_labels(page, ax, labels)
+        _logarithmic(page, ax, np.concatenate([ppo.values, loss.values]))
+        labels = _on_log(ax, ppo, theme.first, "|ppo_kl|") + _on_log(ax, loss, theme.second, "kl_loss")
+        note = [] if loss.recorded else ["kl_loss needs", *_folded(NEEDS[loss.key][0])]
+        _end_labels(page, ax, labels, note=note)
         _crosses(page, ax, ppo, loss)
-        if not loss.recorded:
-            _note(page, ax, ["kl_loss needs", *_folded(NEEDS[loss.key][0])], beside=labels)
         if len(ppo.values) and not ppo.values.any():
             words = "ppo_kl is 0 with one update a batch:\nppo_mini_batch_size = train_batch_size"
             ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", size=SMALL, color=theme.muted)
     else:
         _absent(page, ax, ppo.key)
-    ax = _axes(page, lower, None, f"Clip fraction of tokens · {clip.key}", nbins=2)
+    ax = _axes(page, lower, None, f"Clip fraction of tokens · {clip.key}")
     if clip.recorded:
-        _plain_line(page, ax, clip, theme.first, from_zero=True, at_least=0.01)
+        _single(page, ax, clip, from_zero=True, at_least=0.01)
     else:
         _absent(page, ax, clip.key, brief=True)
 
@@ -556,27 +538,28 @@ def _kl(page: _Page, cell: SubplotSpec) -> None:
 def _length(page: _Page, cell: SubplotSpec, *, strip: bool = True) -> None:
     mean, clip = page.series("response_length/mean"), page.series("response_length/clip_ratio")
     upper, lower = cell.subgridspec(2, 1, height_ratios=(1.7, 1), hspace=0.36) if strip else (cell, None)
-    ax = _axes(page, upper, "Response length, tokens", "response_length/mean, min, max", ticks=not strip)
+    ax = _axes(page, upper, "Response length, tokens", "response_length/mean, min, max", steps=not strip)
     if mean.recorded:
         labels = _smoothed(page, ax, mean, "response_length")
-        _linear(ax, *_extent(np.concatenate([mean.values, *_band_values(page, "response_length")]), from_zero=True))
+        _linear(
+            page, ax, *_extent(np.concatenate([mean.values, *_band_values(page, "response_length")]), from_zero=True)
+        )
         _end_labels(page, ax, labels)
         _crosses(page, ax, mean)
     else:
         _absent(page, ax, mean.key)
     if lower is None:
         return
-    ax = _axes(page, lower, None, f"Share cut at the limit · {clip.key}", nbins=2)
+    ax = _axes(page, lower, None, f"Share cut at the limit · {clip.key}")
     if clip.recorded:
-        _plain_line(page, ax, clip, page.theme.first, from_zero=True, at_least=0.05)
+        _single(page, ax, clip, from_zero=True, at_least=0.05)
     else:
         _absent(page, ax, clip.key, brief=True)
 
 
 def _time(page: _Page, cell: SubplotSpec) -> None:
     upper, lower = cell.subgridspec(2, 1, height_ratios=(1.7, 1), hspace=0.36)
-    theme = page.theme
-    ax = _axes(page, upper, "Time per step, seconds", "timing_s/… (figures: median of the steps)", ticks=False)
+    ax = _axes(page, upper, "Time per step, seconds", "timing_s/… (figures: median of the steps)", steps=False)
     steps, parts = time_parts(page.metrics)
     page.drawn.update(f"timing_s/{stage}" for stage in STAGES)
     page.drawn.add("timing_s/step")
@@ -585,9 +568,9 @@ def _time(page: _Page, cell: SubplotSpec) -> None:
     else:
         _absent(page, ax, "timing_s/step")
     rate = page.series("perf/throughput")
-    ax = _axes(page, lower, None, f"Tokens per second and device · {rate.key}", nbins=2)
+    ax = _axes(page, lower, None, f"Tokens per second and device · {rate.key}")
     if rate.recorded:
-        _plain_line(page, ax, rate, theme.first, from_zero=True)
+        _single(page, ax, rate, from_zero=True)
     else:
         _absent(page, ax, rate.key, brief=True)
 
@@ -605,39 +588,207 @@ def time_parts(metrics: Metrics) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     whole = "timing_s/step" in table.columns
     if not timed and not whole:
         return np.empty(0, dtype=int), {}
-    rows = table[[*timed, "timing_s/step"] if whole else timed].dropna(how="all")
-    parts = {key.removeprefix("timing_s/"): rows[key].fillna(0.0).to_numpy() for key in timed}
+    keys = [*timed, "timing_s/step"] if whole else timed
+    seconds = table[keys].to_numpy()
+    ran = np.isfinite(seconds).any(axis=1)
+    seconds = np.nan_to_num(seconds[ran])
+    parts = {key.removeprefix("timing_s/"): seconds[:, i] for i, key in enumerate(timed)}
     if whole:
-        known = sum(parts.values(), start=np.zeros(len(rows)))
-        parts["rest"] = np.maximum(rows["timing_s/step"].fillna(0.0).to_numpy() - known, 0.0)
-    return rows.index.to_numpy(), {stage: seconds for stage, seconds in parts.items() if seconds.any()}
+        parts["rest"] = np.maximum(seconds[:, -1] - seconds[:, :-1].sum(axis=1), 0.0)
+    return table.index.to_numpy()[ran], {stage: took for stage, took in parts.items() if took.any()}
 
 
 # --- drawing ---
 
 
-def _axes(page: _Page, spec: SubplotSpec, title: str | None, names: str, *, ticks: bool = True, nbins: int = 4) -> Axes:
-    """Empty axes with the panel's title (which carries the unit) and, in small print, the keys it shows."""
+def _axes(page: _Page, spec: SubplotSpec, title: str | None, names: str, *, steps: bool = True) -> Axes:
+    """Empty axes with the panel's title (which carries the unit) and, in small print, the keys it shows.
+
+    matplotlib's own axes are hidden, and the few numbers are written as plain text: ticks take more than half of the
+    time of a redraw, and a live page is redrawn after every step.
+    """
     from matplotlib.ticker import MaxNLocator
 
     ax = page.fig.add_subplot(spec)
+    ax.xaxis.set_visible(False)
+    ax.yaxis.set_visible(False)
     ax.set_xlim(*page.span)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    ax.tick_params(labelbottom=ticks, length=3 if ticks else 0)
-    ax.recipes_bins = nbins
-    at = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom", "annotation_clip": False}
+    ax.spines["bottom"].set_visible(steps)
+    muted = page.theme.muted
     if title:
-        ax.annotate(title, (0, 1), xytext=(0, 17), size=HEAD, weight="bold", **at)
-    ax.annotate(_plain(names, 62), (0, 1), xytext=(0, 4), size=SMALL, color=page.theme.muted, **at)
-    if ticks:
-        ax.annotate(
-            "step", (0, 0), xytext=(-4, -5), size=SMALL, color=page.theme.muted, **(at | {"ha": "right", "va": "top"})
-        )
+        _say(ax, 0, 1, title, dy=17, size=HEAD, bold=True)
+    _say(ax, 0, 1, _plain(names, 66), dy=4, color=muted)
+    if steps:
+        below = ax.get_xaxis_transform()
+        at = [step for step in MaxNLocator(nbins=6, integer=True).tick_values(*page.span) if _inside(step, page.span)]
+        ax.plot(at, np.zeros(len(at)), ls="none", marker=3, ms=3, mew=0.8, color=muted, transform=below, clip_on=False)
+        for step in at:
+            _say(ax, step, 0, f"{step:.0f}", within=below, dy=-5, ha="center", va="top", color=muted)
+        _say(ax, 0, 0, "step", dx=-5, dy=-5, ha="right", va="top", color=muted)
     return ax
 
 
-def _smoothed(page: _Page, ax: Axes, mean: Series, stem: str) -> list[tuple[float, str, str]]:
-    """A min–max band, each step's mean as a light point, and the mean of five steps as the line. Returns end labels."""
+def _say(
+    home: Axes | Figure,
+    x: float,
+    y: float,
+    text: str,
+    *,
+    within: Transform | None = None,
+    dx: float = 0,
+    dy: float = 0,
+    ha: Literal["left", "center", "right"] = "left",
+    va: Literal["bottom", "center", "top"] = "bottom",
+    size: float = BODY,
+    bold: bool = False,
+    color: str | None = None,
+    paper: str | None = None,
+    zorder: float = 4,
+) -> None:
+    """Text at a place (in fractions of the axes, or `within` another transform) moved by dx, dy points.
+
+    Drawn from outlines kept between redraws: laying text out anew is most of what matplotlib 3.11 does to draw a page.
+    `paper` is a colour to put behind the text.
+    """
+    import matplotlib
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
+    from matplotlib.transforms import Affine2D, ScaledTranslation
+
+    fig = home.figure
+    lines = text.split("\n")
+    step = 1.3 * size
+    # Where the first baseline lies, for DejaVu Sans: capitals are 0.73 high, what hangs below the line 0.24 deep.
+    height = (len(lines) - 1) * step
+    base = {"bottom": 0.24 * size + height, "center": height / 2 - 0.36 * size, "top": -0.86 * size}[va]
+    place = ScaledTranslation(x, y, within or home.transAxes)
+    for i, line in enumerate(lines):
+        outline, width = _outline(line, size, bold)
+        left = dx - {"left": 0.0, "center": width / 2, "right": width}[ha]
+        points = Affine2D().translate(left, dy + base - i * step).scale(1 / 72) + fig.dpi_scale_trans + place
+        if paper:
+            box = Outline([(-2, -0.3 * size), (width + 2, -0.3 * size), (width + 2, size), (-2, size)])
+            home.add_artist(
+                PathPatch(box, fc=paper, alpha=0.85, lw=0, transform=points, clip_on=False, zorder=zorder - 0.1)
+            )
+        ink = PathPatch(
+            outline, fc=color or matplotlib.rcParams["text.color"], lw=0, transform=points, clip_on=False, zorder=zorder
+        )
+        ink.set_label(f"_{line}")
+        home.add_artist(ink)
+
+
+@lru_cache(maxsize=2048)
+def _outline(line: str, size: float, bold: bool) -> tuple[Any, float]:
+    """The path of one line of text in points, starting at the origin, and its width."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")
+    path = TextPath((0, 0), line, size=size, prop=font)
+    return path, float(path.vertices[:, 0].max(initial=0.0))
+
+
+def _inside(value: float, limits: Sequence[float]) -> bool:
+    return min(limits) <= value <= max(limits)
+
+
+def _height(page: _Page, ax: Axes) -> float:
+    """Height of the axes in pixels at 100 dots an inch."""
+    return ax.get_position().height * page.fig.get_figheight() * 100
+
+
+def _scale(page: _Page, ax: Axes, ticks: Sequence[float]) -> None:
+    """Rules across the axes at `ticks`, and their numbers at the left."""
+    at = [tick for tick in ticks if _inside(tick, ax.get_ylim())]
+    ax.hlines(at, *page.span, color=page.theme.rule, lw=0.7, zorder=0.5)
+    for tick in at:
+        _say(
+            ax,
+            0,
+            tick,
+            number(tick),
+            within=ax.get_yaxis_transform(),
+            dx=-5,
+            ha="right",
+            va="center",
+            color=page.theme.muted,
+        )
+
+
+def _linear(page: _Page, ax: Axes, low: float, high: float) -> None:
+    """A linear y axis with a little room; a share of one is marked in quarters or halves."""
+    from matplotlib.ticker import MaxNLocator
+
+    high = high if high > low else low + 1
+    share = (low, high) == (0.0, 1.0)
+    room = 0.06 * (high - low)
+    ax.set_ylim(low - (0 if low == 0 and not share else room), high + room)
+    few = _height(page, ax) < 90
+    _scale(
+        page,
+        ax,
+        np.linspace(0, 1, 3 if few else 5) if share else MaxNLocator(2 if few else 4).tick_values(low, high + room),
+    )
+
+
+def _logarithmic(page: _Page, ax: Axes, values: np.ndarray, *, include: Sequence[float] = ()) -> None:
+    """A logarithmic y axis over whole decades around the sizes of `values`, at least two."""
+    size = np.abs(values)
+    size = np.concatenate([size[size > 0], include])
+    low, high = (np.floor(np.log10(size.min())), np.ceil(np.log10(size.max()))) if len(size) else (-6, -1)
+    low = min(low, high - 2)
+    ax.set_yscale("log")
+    ax.set_ylim(10.0**low / 1.5, 2 * 10.0**high)
+    stride = int(np.ceil((high - low) / (_height(page, ax) // 22)))
+    _scale(page, ax, 10.0 ** np.arange(low, high + 1, stride))
+
+
+def _draw(ax: Axes, s: Series, color: str) -> None:
+    """A line with its holes, thinned; points without a neighbour as dots, since a line of one point can't be seen.
+
+    Where the steps stand closer than pixels their line is a faint ground, and their mean is the line.
+    """
+    close = len(s.values) > _BUCKETS
+    x, y, alone = _path(s)
+    ax.plot(x, y, color=color, lw=0.8 if close else 1.6, alpha=0.35 if close else 1, zorder=3)
+    if alone.any():
+        ax.plot(x[alone], y[alone], ls="none", marker="o", ms=4, mew=0, color=color, zorder=3)
+    if close:
+        x, y, _ = _path(s, trailing_mean(s.values, _window(s)))
+        ax.plot(x, y, color=color, lw=1.6, zorder=3)
+
+
+def _window(s: Series) -> int:
+    """Steps to average over: five, or a hundredth of a long run."""
+    return max(5, len(s.values) // 100)
+
+
+def _single(
+    page: _Page, ax: Axes, s: Series, *, digits: int = 2, from_zero: bool = False, at_least: float = 0.0
+) -> None:
+    """One line on a linear axis of its own, with its last value at its end."""
+    _draw(ax, s, page.theme.first)
+    low, high = _extent(s.values, from_zero=from_zero)
+    _linear(page, ax, low, max(high, at_least))
+    _end_labels(page, ax, [(v, number(v, digits), page.theme.first) for v in s.values[-1:]])
+    _crosses(page, ax, s)
+
+
+def _on_log(ax: Axes, s: Series, color: str, name: str) -> list[Label]:
+    """The size of a value on a logarithmic axis; an exact zero is a triangle at its foot. Returns the end label."""
+    size = np.abs(s.values)
+    positive = size > 0
+    _draw(ax, Series(s.key, s.steps[positive], size[positive], s.nonfinite), color)
+    if not positive.all():
+        zeros, foot = s.steps[~positive], ax.get_xaxis_transform()
+        height = np.full(len(zeros), 0.03)
+        ax.plot(zeros, height, ls="none", marker="v", ms=4, mew=0, color=color, transform=foot, clip_on=False, zorder=3)
+    return [(v, f"{number(v, 2)} {name}".strip(), color) for v in size[-1:]]
+
+
+def _smoothed(page: _Page, ax: Axes, mean: Series, stem: str) -> list[Label]:
+    """A min–max band, each step's mean as a light point, and the mean of five steps as a line. Returns end labels."""
     color, muted = page.theme.first, page.theme.muted
     low, high = page.series(f"{stem}/min"), page.series(f"{stem}/max")
     labels = []
@@ -649,15 +800,18 @@ def _smoothed(page: _Page, ax: Axes, mean: Series, stem: str) -> list[tuple[floa
         labels += [(highs[-1], f"{number(highs[-1])} max", muted), (lows[-1], f"{number(lows[-1])} min", muted)]
         if len(both) == 1:
             ax.vlines(both, lows, highs, color=color, lw=6, alpha=0.18)
-        elif np.ptp(lows) or np.ptp(highs):  # a band that never moves is a grey wall: its two labels say it all
+        elif np.ptp(lows) or np.ptp(highs):  # a band that never moves is a wall of colour: its two labels say it all
             ax.fill_between(both[kept], lows[kept], highs[kept], color=color, alpha=0.12, lw=0)
     if len(mean.values):
         x, y, _ = _path(mean)
         ax.plot(x, y, ls="none", marker="o", ms=3.2 if len(x) <= 200 else 1.6, mew=0, color=color, alpha=0.45)
-        smooth = trailing_mean(mean.values)
-        _draw(ax, mean, color, values=smooth, lw=2)
-        window = min(5, len(smooth))
-        labels.append((smooth[-1], f"{number(smooth[-1])} " + (f"mean of {window}" if window > 1 else "mean"), color))
+        window = min(_window(mean), len(mean.values))
+        smooth = trailing_mean(mean.values, window)
+        x, y, alone = _path(mean, smooth)
+        ax.plot(x, y, color=color, lw=2, zorder=3)
+        ax.plot(x[alone], y[alone], ls="none", marker="o", ms=4, mew=0, color=color, zorder=3)
+        name = f"mean of {window}" if window > 1 else "mean"
+        labels.append((smooth[-1], f"{number(smooth[-1])} {name}", color))
     return labels
 
 
@@ -665,57 +819,9 @@ def _band_values(page: _Page, stem: str) -> list[np.ndarray]:
     return [page.series(f"{stem}/{end}").values for end in ("min", "max")]
 
 
-def _draw(ax: Axes, s: Series, color: str, *, values: np.ndarray | None = None, lw: float = 1.6) -> None:
-    """A line with its holes, thinned; points without a neighbour as dots, since a line of one point can't be seen."""
-    x, y, alone = _path(s, values)
-    ax.plot(x, y, color=color, lw=lw, zorder=3)
-    if alone.any():
-        ax.plot(x[alone], y[alone], ls="none", marker="o", ms=4, mew=0, color=color, zorder=3)
-
-
-def _plain_line(
-    page: _Page,
-    ax: Axes,
-    s: Series,
-    color: str,
-    *,
-    from_zero: bool = False,
-    at_least: float = 0.0,
-) -> None:
-    """One line on a linear axis of its own, with its last value at its end."""
-    _draw(ax, s, color)
-    low, high = _extent(s.values, from_zero=from_zero)
-    _linear(ax, low, max(high, at_least))
-    if len(s.values):
-        _end_labels(page, ax, [(s.values[-1], number(s.values[-1]), color)])
-    _crosses(page, ax, s)
-
-
-def _log_line(page: _Page, ax: Axes, s: Series, color: str, name: str) -> list[tuple[float, str, str]]:
-    """The size of a value on a logarithmic axis; an exact zero is a triangle at its foot. Returns end labels."""
-    size = np.abs(s.values)
-    positive = size > 0
-    _draw(ax, Series(s.key, s.steps[positive], size[positive], s.nonfinite), color)
-    if not positive.all():
-        zeros = s.steps[~positive]
-        ax.plot(
-            zeros,
-            np.full(len(zeros), 0.03),
-            ls="none",
-            marker="v",
-            ms=4,
-            mew=0,
-            color=color,
-            clip_on=False,
-            transform=ax.get_xaxis_transform(),
-            zorder=3,
-        )
-    return [(size[-1], f"{number(size[-1], 2)} {name}".strip(), color)] if len(size) else []
-
-
 def _stack(page: _Page, ax: Axes, steps: np.ndarray, parts: dict[str, np.ndarray]) -> None:
-    """Seconds of each stage, one on the other, a column as wide as its step. A far outlier is cut and named."""
-    total = sum(parts.values())
+    """Seconds of each stage, one on the other, a column as wide as its step. A far outlier is cut off and named."""
+    total = sum(parts.values(), start=np.zeros(len(steps)))
     colors = dict(zip(STAGES, page.theme.stages, strict=True))
     kept = thin(total)
     s = Series("timing_s/step", steps[kept], total[kept])
@@ -725,30 +831,23 @@ def _stack(page: _Page, ax: Axes, steps: np.ndarray, parts: dict[str, np.ndarray
     right = np.concatenate([np.where(hole, s.steps[:-1] + 0.5, middle), [s.steps[-1] + 0.5]])
     cut = 2 * (np.flatnonzero(hole) + 1)
 
-    def columns(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        return np.insert(np.column_stack([left, right]).ravel().astype(float), cut, np.nan)
+    def corners(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        return np.insert(np.column_stack([left, right]).ravel(), cut, np.nan)
 
     base = np.zeros(len(kept))
     labels = []
     for stage, seconds in parts.items():
         top = base + seconds[kept]
-        ax.fill_between(columns(left, right), columns(base, base), columns(top, top), color=colors[stage], lw=0)
-        middle_of_last = (base[-1] + top[-1]) / 2
-        labels.append((middle_of_last, f"{number(np.median(seconds), 2)} {STAGES[stage]}", colors[stage]))
+        ax.fill_between(corners(left, right), corners(base, base), corners(top, top), color=colors[stage], lw=0)
+        words = f"{number(np.median(seconds), 2)} {STAGES[stage]}"
+        labels.append(((base[-1] + top[-1]) / 2, words, colors[stage]))
         base = top
     far = total > 4 * np.median(total)
-    _linear(ax, 0, total[~far].max() * (1.3 if far.any() else 1.05))
+    _linear(page, ax, 0, total[~far].max() * (1.25 if far.any() else 1.0))
     if far.any():
         more = f", and {far.sum() - 1} more" if far.sum() > 1 else ""
-        ax.annotate(
-            f"▲ step {steps[far][0]}: {number(total[far][0])} s{more}",
-            (max(steps[far][0] + 0.5, page.span[0]), 1),
-            xycoords=ax.get_xaxis_transform(),
-            xytext=(3, -2),
-            textcoords="offset points",
-            size=SMALL,
-            va="top",
-        )
+        words = f"▲ step {steps[far][0]}: {number(total[far][0])} s{more}"
+        _say(ax, steps[far][0] + 0.5, 1, words, within=ax.get_xaxis_transform(), dx=3, dy=-2, va="top")
     _end_labels(page, ax, labels, swatch=True)
 
 
@@ -758,166 +857,86 @@ def _extent(values: np.ndarray, *, from_zero: bool = False) -> tuple[float, floa
         return 0.0, 1.0
     low, high = float(values.min()), float(values.max())
     if low >= 0 and (from_zero or low < 0.5 * high):
-        return 0.0, high or 1.0
+        return 0.0, high
     room = max(0.05 * max(abs(low), abs(high)) - (high - low), 0.0) / 2
     return low - room, high + room
 
 
-def _linear(ax: Axes, low: float, high: float) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+def _end_labels(page: _Page, ax: Axes, labels: list[Label], *, note: Sequence[str] = (), swatch: bool = False) -> None:
+    """Names and last values at the right end of their lines, pushed apart until none covers another.
 
-    room = 0.06 * (high - low or 1.0)
-    share = (low, high) == (0.0, 1.0)
-    ax.set_ylim(low - (0 if low == 0 and not share else room), high + room)
-    bins = ax.recipes_bins
-    quarters = FixedLocator(np.linspace(0, 1, 5 if bins > 2 else 3))
-    ax.yaxis.set_major_locator(quarters if share else MaxNLocator(nbins=bins, min_n_ticks=2))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-
-
-def _logarithmic(ax: Axes, values: np.ndarray, *, include: Sequence[float] = (), decades: int = 4) -> None:
-    """A logarithmic y axis around the sizes of `values`, at least two decades, at most `decades` labels."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    size = np.abs(values)
-    size = np.concatenate([size[size > 0], include])
-    low, high = (np.floor(np.log10(size.min())), np.ceil(np.log10(size.max()))) if len(size) else (-6, -1)
-    if high - low < 2:
-        low = high - 2
-    ax.set_yscale("log")
-    ax.set_ylim(10.0**low, 10.0**high)
-    stride = int(np.ceil((high - low + 1) / (decades + 1)))
-    ax.yaxis.set_major_locator(FixedLocator(10.0 ** np.arange(low, high + 1, stride)))
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-
-
-def _end_labels(page: _Page, ax: Axes, labels: list[tuple[float, str, str]], *, swatch: bool = False) -> None:
-    """Names and last values at the right end of their lines, pushed apart until none covers another."""
-    if not labels:
-        return
-    height = ax.get_position().height * page.fig.get_figheight() * 100
+    `note` is a remark on a line that is missing; it takes the end of the margin that the labels leave free.
+    """
     to_axes = ax.transScale + ax.transLimits
-    wanted = []
+    floor = ax.get_ylim()[0]
+    places = []
     for value, text, color in labels:
-        on_scale = value if ax.get_yscale() == "linear" or value > 0 else ax.get_ylim()[0]
-        y = float(np.clip(to_axes.transform((page.span[0], on_scale))[1], 0, 1))
-        wanted.append((y, text, color))
-    wanted.sort(key=lambda label: label[0])
-    for y, (_, text, color) in zip(apart([w[0] for w in wanted], 13.5 / height), wanted, strict=True):
-        at = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "center", "annotation_clip": False}
+        drawable = value if value > 0 or ax.get_yscale() == "linear" else floor
+        places.append((float(np.clip(to_axes.transform((0, drawable))[1], 0, 1)), text, color))
+    places.sort(key=lambda place: place[0])
+    gap = 13.5 / _height(page, ax)
+    low, high = 0.0, 1 - gap / 3
+    if note:
+        above = any(y < 0.5 for y, _, _ in places)
+        place = {"y": 1, "va": "top"} if above else {"y": 0, "va": "bottom"}
+        _say(ax, 1, text="\n".join(note), dx=6, color=page.theme.muted, **place)
+        taken = (len(note) + 0.7) * gap * 1.2
+        low, high = (low, 1 - taken) if above else (taken, high)
+    for y, (_, text, color) in zip(apart([p[0] for p in places], gap, low, high), places, strict=True):
         if swatch:
-            ax.annotate("■", (1, y), xytext=(6, 0), size=SMALL, color=color, **at)
-            ax.annotate(text, (1, y), xytext=(17, 0), size=SMALL, color=page.theme.text, **at)
-        else:
-            ax.annotate(text, (1, y), xytext=(6, 0), size=SMALL, color=color, **at)
+            _say(ax, 1, y, "■", dx=6, va="center", size=10, color=color)
+        _say(ax, 1, y, text, dx=17 if swatch else 6, va="center", color=page.theme.text if swatch else color)
 
 
-def apart(places: Sequence[float], gap: float, top: float = 1.02) -> list[float]:
-    """Places, in rising order, moved as little as needed to lie `gap` apart and, if they fit, not above `top`."""
+def apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places, in rising order, moved so that they lie `gap` apart, not above `high` and, if all fit, not below `low`."""
     moved = list(places)
-    for i in range(1, len(moved)):
-        moved[i] = max(moved[i], moved[i - 1] + gap)
-    limit = top
+    for i, place in enumerate(moved):
+        moved[i] = max(place, low if i == 0 else moved[i - 1] + gap)
     for i in reversed(range(len(moved))):
-        moved[i] = min(moved[i], limit)
-        limit = moved[i] - gap
+        moved[i] = min(moved[i], high if i == len(moved) - 1 else moved[i + 1] - gap)
     return moved
 
 
 def _crosses(page: _Page, ax: Axes, *lines: Series) -> None:
     """A cross at the top of the panel at each step whose value was NaN or infinite, and which steps these are."""
-    lost = [s for s in lines if s.nonfinite]
-    for i, s in enumerate(lost):
+    alarm = page.theme.alarm
+    top = ax.get_xaxis_transform()
+    for i, s in enumerate(s for s in lines if s.nonfinite):
         at = np.asarray(s.nonfinite)
         at = at[np.unique(np.linspace(0, len(at) - 1, min(len(at), 60)).astype(int))]
-        ax.plot(
-            at,
-            np.ones(len(at)),
-            ls="none",
-            marker="x",
-            ms=5,
-            mew=1.4,
-            color=page.theme.alarm,
-            clip_on=False,
-            transform=ax.get_xaxis_transform(),
-            zorder=5,
-        )
-        name = f"{s.key.rsplit('/', 1)[-1]} " if len(lines) > 1 else ""
-        many = len(s.nonfinite) > 1
-        ax.annotate(
-            f"{_plain(name, 24)}not finite at step{'s' if many else ''} {ranges(s.nonfinite)}",
-            (0, 1),
-            xycoords="axes fraction",
-            xytext=(6, -6 - 13 * i),
-            textcoords="offset points",
-            va="top",
-            size=SMALL,
-            color=page.theme.alarm,
-            zorder=6,
-            bbox={"facecolor": page.theme.surface, "edgecolor": "none", "alpha": 0.8, "pad": 1},
-        )
-    if lost and not any(len(s.values) for s in lines):
-        ax.set_yticks([])
+        one = np.ones(len(at))
+        ax.plot(at, one, ls="none", marker="x", ms=5, mew=1.4, color=alarm, transform=top, clip_on=False, zorder=5)
+        name = f"{_plain(s.key.rsplit('/', 1)[-1], 24)} " if len(lines) > 1 else ""
+        words = f"{name}not finite at step{'s' if len(s.nonfinite) > 1 else ''} {ranges(s.nonfinite)}"
+        _say(ax, 0, 1, words, dx=6, dy=-6 - 13 * i, va="top", color=alarm, paper=page.theme.surface, zorder=6)
 
 
 def _absent(page: _Page, ax: Axes, key: str, *, brief: bool = False) -> None:
     """An empty panel says why it is empty."""
-    ax.set_yticks([])
     if not page.training:
         lines = ["waiting for the first training step"]
     elif key in NEEDS:
-        lines = [] if brief else ["not recorded; it needs"]
-        lines += NEEDS[key][:1] if brief else NEEDS[key]
+        lines = [f"needs {NEEDS[key][0]}"] if brief else ["not recorded; needs", *NEEDS[key]]
     else:
         lines = ["not recorded, though verl writes", f"{key} at every training step"]
-    ax.text(
-        0.5,
-        0.5,
-        "\n".join(lines),
-        transform=ax.transAxes,
-        ha="center",
-        va="center",
-        size=SMALL,
-        color=page.theme.muted,
-        linespacing=1.4,
-    )
+    _say(ax, 0.5, 0.5, "\n".join(lines), ha="center", va="center", color=page.theme.muted)
 
 
-def _note(page: _Page, ax: Axes, lines: Sequence[str], *, beside: Sequence[tuple[float, str, str]] = ()) -> None:
-    """A remark in the right margin, where the label of the missing line would be; at the end its labels leave free."""
-    middle = np.mean(ax.get_ylim()) if ax.get_yscale() == "linear" else np.sqrt(np.prod(ax.get_ylim()))
-    low = any(value < middle for value, _, _ in beside)
-    ax.annotate(
-        "\n".join(lines),
-        (1, 1 if low else 0),
-        xycoords="axes fraction",
-        xytext=(6, 0),
-        textcoords="offset points",
-        va="top" if low else "bottom",
-        size=SMALL,
-        color=page.theme.muted,
-        linespacing=1.25,
-        annotation_clip=False,
-    )
-
-
-def _folded(setting: str) -> list[str]:
-    """A dotted setting in lines that fit a margin: broken after a dot."""
+def _folded(setting: str, width: int = 18) -> list[str]:
+    """A dotted setting in lines that fit the margin: broken after a dot."""
     lines = [""]
     for part in setting.replace(".", ".\n").split("\n"):
-        if len(lines[-1]) + len(part) > 20 and lines[-1]:
+        if lines[-1] and len(lines[-1]) + len(part) > width:
             lines.append("")
         lines[-1] += part
     return lines
 
 
 def _plain(text: str, limit: int) -> str:
-    """Text that is not ours, for a label: printable, on one line, its middle cut out if it is too long."""
-    text = "".join(c if c.isprintable() else "�" for c in text)
-    if len(text) <= limit:
-        return text
-    return text[: limit - limit // 3 - 1] + "…" + text[-(limit // 3) :]
+    """Text that is not ours, for a label: in letters our font has, on one line, its middle cut out if too long."""
+    text = "".join(c if c.isprintable() and c < "\u2e80" else "�" for c in text)
+    return text if len(text) <= limit else text[: limit - limit // 3 - 1] + "…" + text[-(limit // 3) :]
 
 
 # --- in words ---

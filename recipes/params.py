@@ -253,6 +253,7 @@ def _base_path(path: Path, base: str) -> Path:
         if candidate.is_file():
             return candidate
     known = [p.relative_to(home() / "params").with_suffix("").as_posix() for p in home().glob("params/*/*.yaml")]
+    known += [p.stem for p in path.parent.glob("*.yaml")]
     raise RecipeError(f"{_label(path)}: defaults names {base!r}, which is no file{nearest(base, known)}.")
 
 

@@ -9,9 +9,7 @@ import psutil
 import torch
 from verl.plugin.platform.platform_base import PlatformBase
 
-RANK_RESOURCE = "cpu_rank"
-"""Ray resource one training rank takes. Not "NPU": Ray would look for Ascend's driver and log a traceback. Not "GPU":
-Ray refuses to offer more of them than CUDA_VISIBLE_DEVICES, which is empty, names."""
+from recipes.cpu.settings import RANK_RESOURCE
 
 _KIB = 1024
 
@@ -43,8 +41,6 @@ def _device_module() -> ModuleType:
         current_device=lambda: torch.device("cpu"),
         device_count=lambda: 1,
         get_device_name=lambda device=None: "CPU",  # the key of verl.utils.flops_counter's table of peak FLOPS
-        get_rng_state=lambda device=None: torch.random.get_rng_state(),
-        set_rng_state=lambda state, device=None: torch.random.set_rng_state(state),
         is_available=lambda: True,
         max_memory_allocated=lambda device=None: _used_at_most(),
         max_memory_reserved=lambda device=None: _used_at_most(),

@@ -8,8 +8,8 @@ import time
 from types import ModuleType
 
 from recipes.cpu.import_hook import after
-from recipes.cpu.platform import RANK_RESOURCE
 from recipes.cpu.replace import UnknownCode, expect, replace
+from recipes.cpu.settings import RANK_RESOURCE
 
 POLL_SECONDS = 0.1
 """How often the trainer looks whether the step's responses are complete."""

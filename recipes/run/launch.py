@@ -31,10 +31,12 @@ def start(
     *,
     on_disconnect: str = "stop",
     deadline_seconds: float | None = None,
+    grace_seconds: float = GRACE,
 ) -> Run:
     """Create the run directory of `composed` and start its training under a supervisor. Returns at once.
 
     on_disconnect: "stop" ends the training when this process goes away, "continue" lets it run on.
+    grace_seconds: how long the training may take to end once asked, before it is killed.
     Raises RecipeError when the directory holds a run or cannot be written.
     """
     if on_disconnect not in ("stop", "continue"):
@@ -48,6 +50,7 @@ def start(
         "steps": composed.recipe.trainer.steps,
         "on_disconnect": on_disconnect,
         "deadline_seconds": deadline_seconds,
+        "grace_seconds": grace_seconds,
     }
     run = create(Path(composed.recipe.run_dir), composed.name, details)
     write_json(
@@ -85,16 +88,16 @@ def _start_supervisor(run: Run) -> None:
         time.sleep(0.05)
 
 
-def stop(run: Run, *, wait_seconds: float = 3 * GRACE) -> dict:
+def stop(run: Run) -> dict:
     """End everything of a run and return its state. A run that has ended is left as it is, but for stray processes.
 
-    Raises RecipeError when processes of the run are still there after `wait_seconds`.
+    Raises RecipeError when processes of the run are still there long after they were asked and killed.
     """
     state = read_state(run)
     if state["state"] == "running":
         with contextlib.suppress(ProcessLookupError):
             os.kill(state["supervisor"]["pid"], signal.SIGTERM)
-        state = wait(run, timeout=wait_seconds)
+        state = wait(run, timeout=state["grace_seconds"] + 30)
     recorded = _recorded(run)
     if state["state"] in ENDED:
         processes.end(processes.of_run(state["id"], recorded), grace=GRACE)

@@ -30,6 +30,8 @@ from recipes.run.directory import Run, identify, now, update_state, write_json
 LOOK, HEARTBEAT = 0.25, 5.0
 # Seconds the training gets to end by itself once asked. Ray's own shutdown takes two to five here.
 GRACE = 15.0
+# Seconds for what is left after the training itself has gone: Ray's daemons need no more to notice.
+LEFTOVER_GRACE = 2.0
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
@@ -78,14 +80,13 @@ def supervise(run: Run, attempt: int, link: int | None) -> int:
     update_state(run, state="running", attempts=[entry], supervisor=identify(os.getpid()), heartbeat=now())
 
     reason = _wait(run, child, asked, link, state.get("on_disconnect", "stop"), state.get("deadline_seconds"))
-    left = [p for p in _descendants() if p.is_running()] + processes.of_run(state["id"])
     if reason:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(GRACE)
-        left = [*left, *_descendants(), *processes.of_run(state["id"])]
-    killed = processes.end({p.pid: p for p in left}.values(), GRACE if reason else 2.0)
+            child.wait(state.get("grace_seconds", GRACE))
+    left = {p.pid: p for p in [*_descendants(), *processes.of_run(state["id"])]}
+    killed = processes.end(left.values(), LEFTOVER_GRACE)
     code = child.wait()
     shutil.rmtree(ray_folder, ignore_errors=True)
 

@@ -1,0 +1,35 @@
+"""What several test files share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch, tmp_path):
+    """Keep the developer's own settings out of the tests, and the tests' caches out of the developer's."""
+    for name in ("VERL_USE_EXTERNAL_MODULES", "RECIPES_PYTHON", "RECIPES_WORK", "RECIPES_HOME", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RECIPES_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def params_folder(tmp_path, monkeypatch):
+    """A workbook of one's own: params/ with the real facts, for recipes a test writes itself."""
+    import shutil
+
+    home = tmp_path / "workbook"
+    for folder in ("stacks", "models", "hardware", "quickstart"):
+        shutil.copytree(ROOT / "params" / folder, home / "params" / folder)
+    monkeypatch.setenv("RECIPES_HOME", str(home))
+    return home / "params"
+
+
+@pytest.fixture
+def python() -> str:
+    return sys.executable

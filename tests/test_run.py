@@ -1,0 +1,267 @@
+"""A run: one directory, a state that is right however it ends, and no process left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from recipes import live, params
+from recipes.command import build
+from recipes.errors import RecipeError
+from recipes.run import launch, processes, supervisor
+from recipes.run.directory import create, default_path, open_run, read_state, update_state, write_json
+
+CHILDREN = Path(__file__).parent / "children"
+
+
+def plan(run_dir: Path, does: str):
+    """A composed recipe and its command, with our stand-in as the entry in place of verl."""
+    composed = params.compose("quickstart/grpo", run_dir=str(run_dir))
+    command = build(composed)
+    environment = {**command.environment, "PYTHONPATH": str(CHILDREN), "TRAINER": does}
+    return composed, dataclasses.replace(command, entry="trainer", environment=environment)
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Starts runs and makes sure that none of their processes outlives the test."""
+    runs = []
+
+    def start(does: str, **options):
+        run = launch.start(*plan(tmp_path / "a run's dir", does), **options)
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        with contextlib.suppress(RecipeError):
+            launch.stop(run)
+
+
+def until(condition, seconds=20.0):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "what was waited for did not happen"
+        time.sleep(0.05)
+
+
+def living(run) -> list[psutil.Process]:
+    return processes.of_run(read_state(run)["id"])
+
+
+def test_a_run_that_ends_by_itself_is_finished(started):
+    run = started("metrics")
+    state = launch.wait(run, timeout=20)
+    assert (state["state"], state["cause"]) == ("finished", "")
+    assert state["attempts"][0]["exit_code"] == 0
+    assert "model_engine=megatron" in run.log().read_text()
+    assert [p.name for p in (run.path / "command.json", run.path / "recipe.yaml", run.path / "verl.yaml") if p.exists()]
+    assert json.loads(run.command_file.read_text())["argv"][3] == "trainer"
+    assert live.look(run).step == 2
+
+
+@pytest.mark.parametrize(
+    ("does", "cause"),
+    [
+        ("raise", "exit code 1: RuntimeError: reward function broke on <b>& $(x)"),
+        ("exit3", "exit code 3"),
+        ("die", "killed by SIGKILL"),
+    ],
+)
+def test_a_run_that_fails_says_how_in_words(started, does, cause):
+    state = launch.wait(started(does), timeout=20)
+    assert (state["state"], state["cause"]) == ("failed", cause)
+
+
+@pytest.mark.parametrize("does", ["sleep", "sleep child", "deaf sleep child"])
+def test_stop_ends_everything_of_the_run_and_nothing_else(started, does):
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    run = started(does, grace_seconds=1.0)
+    until(lambda: len(living(run)) == 1 + ("child" in does))
+    state = launch.stop(run)
+    assert state["state"] == "stopped"
+    assert state["cause"].startswith("stopped by request")
+    assert living(run) == []
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
+
+
+def test_what_a_finished_training_leaves_behind_is_ended(started):
+    run = started("child")
+    assert launch.wait(run, timeout=20)["state"] == "finished"
+    assert living(run) == []
+
+
+def test_a_deadline_ends_the_run_and_says_so(started):
+    state = launch.wait(started("sleep", deadline_seconds=1.0), timeout=30)
+    assert (state["state"], state["cause"]) == ("stopped", "deadline of 1 s passed")
+
+
+def launcher(tmp_path, does, rule) -> subprocess.Popen:
+    """Another process that starts a run and then does nothing, as a kernel between two cells."""
+    code = f"""
+        import sys, time; sys.path[:0] = [{str(Path(__file__).parent)!r}]
+        from pathlib import Path
+        from test_run import plan
+        from recipes.run import launch
+        print(launch.start(*plan(Path({str(tmp_path / "run")!r}), {does!r}), on_disconnect={rule!r}).path, flush=True)
+        time.sleep(600)
+    """
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_run_is_stopped_when_its_launcher_is_killed(tmp_path):
+    kernel = launcher(tmp_path, "sleep child", "stop")
+    run = open_run(kernel.stdout.readline().strip())
+    until(lambda: len(living(run)) == 2)
+    kernel.kill()
+    kernel.wait()
+    state = launch.wait(run, timeout=30)
+    assert state["state"] == "stopped"
+    assert "went away" in state["cause"]
+    assert living(run) == []
+
+
+def test_a_run_goes_on_without_its_launcher_if_it_says_so(tmp_path):
+    kernel = launcher(tmp_path, "sleep", "continue")
+    run = open_run(kernel.stdout.readline().strip())
+    kernel.kill()
+    kernel.wait()
+    time.sleep(4 * supervisor.LOOK)
+    assert read_state(run)["state"] == "running"
+    assert len(living(run)) == 1
+    assert launch.stop(run)["state"] == "stopped"
+
+
+def test_a_killed_supervisor_leaves_no_training_and_the_run_is_lost(started):
+    run = started("sleep child")
+    until(lambda: len(living(run)) == 2)
+    os.kill(read_state(run)["supervisor"]["pid"], signal.SIGKILL)
+    until(lambda: read_state(run)["state"] == "lost")
+    state = launch.stop(run)
+    assert state["state"] == "lost"
+    assert "supervisor is gone" in json.loads(run.state_file.read_text())["cause"]
+    assert living(run) == []
+
+
+def test_a_training_that_cannot_be_started_is_a_failed_run(tmp_path):
+    run = create(tmp_path / "run", "r", {})
+    write_json(run.command_file, {"argv": ["/no/such/python"], "environment": {}})
+    assert subprocess.run([sys.executable, "-m", "recipes.run.supervisor", str(run.path)], timeout=20).returncode == 1
+    state = read_state(run)
+    assert state["state"] == "failed"
+    assert "could not be started" in state["cause"]
+
+
+def test_two_starts_in_one_directory_give_one_run(tmp_path):
+    first = create(tmp_path / "run", "r", {})
+    before = first.state_file.read_bytes()
+    with pytest.raises(RecipeError, match="already holds a run"):
+        create(tmp_path / "run", "r", {})
+    assert first.state_file.read_bytes() == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc/sys").exists(), reason="needs a place nobody can write")
+def test_a_run_directory_that_cannot_be_written_is_named():
+    with pytest.raises(RecipeError, match="cannot be written"):
+        create(Path("/proc/sys/run"), "r", {})
+
+
+def test_a_path_that_is_a_file_is_no_run_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecipeError, match=r"file.*cannot be written"):
+        create(tmp_path / "file" / "run", "r", {})
+    with pytest.raises(RecipeError, match="no run directory"):
+        open_run(tmp_path)
+
+
+def test_two_default_paths_in_one_second_differ(tmp_path):
+    assert default_path(tmp_path, "a/b") != default_path(tmp_path, "a/b")
+
+
+def test_a_reader_never_sees_half_a_state(tmp_path):
+    run = create(tmp_path / "run", "r", {})
+    writer = subprocess.Popen(
+        [sys.executable, "-c", _WRITE, str(run.path)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    while writer.poll() is None:
+        assert read_state(run)["recipe"] == "r"
+    assert writer.returncode == 0, writer.stderr.read()
+    assert list(run.path.glob(".*")) == []
+
+
+_WRITE = """
+import sys
+from pathlib import Path
+from recipes.run.directory import Run, update_state
+for n in range(300): update_state(Run(Path(sys.argv[1])), filler="x" * 20_000, n=n)
+"""
+
+
+def test_a_full_disk_keeps_the_old_state(tmp_path, monkeypatch):
+    run = create(tmp_path / "run", "r", {})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        update_state(run, state="running")
+    monkeypatch.undo()
+    assert read_state(run)["state"] == "prepared"
+    assert list(run.path.glob(".*")) == []
+
+
+def test_the_last_exception_of_a_log_is_the_cause(tmp_path):
+    log = tmp_path / "log"
+    log.write_text(
+        "\x1b[36m(TaskRunner pid=1)\x1b[0m ValueError: first\n"
+        "(WorkerDict pid=2) ray.exceptions.RayTaskError(KeyError): not this shape\n"
+        "torch.cuda.OutOfMemoryError: the last one\nend\n"
+    )
+    assert supervisor.last_exception(log) == "torch.cuda.OutOfMemoryError: the last one"
+
+
+def test_a_log_line_is_shown_clean_and_short(tmp_path):
+    log = tmp_path / "log"
+    log.write_bytes(b"first\rsecond\x1b[31m red\x1b[0m\x00\n" + b"x" * 500 + b"\nbad \xff utf8\n\n")
+    shown = live.tail(log)
+    assert shown[0:2] == ("first", "second red")
+    assert len(shown[2]) == live.LINE_WIDTH
+    assert live.tail(tmp_path / "missing") == ()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")]
+)
+def test_durations_read_as_people_say_them(seconds, words):
+    assert live.duration(seconds) == words
+
+
+def test_time_left_comes_from_the_steps_and_not_from_the_first(tmp_path):
+    run = create(tmp_path / "run", "r", {"steps": 10})
+    times = [60.0, 2.0, 4.0]
+    lines = [json.dumps({"step": n + 1, "data": {"timing_s/step": t}}) for n, t in enumerate(times)]
+    run.metrics().write_text("\n".join(lines) + "\n")
+    moment = live.look(run)
+    assert (moment.step, moment.left) == (3, 3.0 * 7)
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path):
+    write_json(tmp_path / "a" / "x.json", {"b": "é"})
+    assert json.loads((tmp_path / "a" / "x.json").read_text()) == {"b": "é"}
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a" / "x.json", {"b": object()})
+    assert json.loads((tmp_path / "a" / "x.json").read_text()) == {"b": "é"}
