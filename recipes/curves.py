@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -103,6 +103,7 @@ def _rc(theme: Theme) -> dict[str, Any]:
     """The style as matplotlib settings, in force only while a figure is built or written."""
     return {
         "text.color": theme.text,
+        "text.parse_math": False,  # names of data sources are not ours: a `$` in one is a dollar
         "figure.facecolor": theme.surface,
         "axes.facecolor": theme.surface,
         "axes.edgecolor": theme.rule,
@@ -224,13 +225,18 @@ def _path(s: Series, values: np.ndarray | None = None) -> tuple[np.ndarray, np.n
     """(x, y, alone) of a thinned line with NaN at its holes; `alone` marks points that have no neighbour to join."""
     values = s.values if values is None else values
     kept = thin(values)
-    before = np.concatenate([[0], np.cumsum(holes(s))])[kept]
-    cut = np.flatnonzero(np.diff(before)) + 1
+    cut = _cuts(s, kept)
     x = np.insert(s.steps[kept].astype(float), cut, np.nan)
     y = np.insert(values[kept], cut, np.nan)
     edge = np.concatenate([[np.nan], y, [np.nan]])
     alone = np.isfinite(y) & np.isnan(edge[:-2]) & np.isnan(edge[2:])
     return x, y, alone
+
+
+def _cuts(s: Series, kept: np.ndarray) -> np.ndarray:
+    """Places among the kept points where a NaN goes, because a hole lies before the point."""
+    before = np.concatenate([[0], np.cumsum(holes(s))])[kept]
+    return np.flatnonzero(np.diff(before)) + 1
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -274,7 +280,9 @@ class _Page:
     theme: Theme
     span: tuple[float, float]
     training: bool
-    drawn: set[str]
+    drawn: set[str] = field(default_factory=set)
+    words: dict[str, list[tuple[str, np.ndarray, np.ndarray]]] = field(default_factory=dict)
+    paper: list[tuple[float, float, float, float]] = field(default_factory=list)
 
     def series(self, key: str) -> Series:
         self.drawn.add(key)
@@ -304,6 +312,7 @@ def figure(
         _length(page, cells[2, 0])
         _time(page, cells[2, 1])
         _heading(page, title, total_steps)
+        _print(page)
     return page.fig
 
 
@@ -314,7 +323,7 @@ def headline(
     title: str | None = None,
     total_steps: int | None = None,
 ) -> Figure:
-    """Reward with validation, and response length: 960 pixels wide and about 300 high, for a README or the top of a report."""
+    """Reward with validation, and response length: 960 × 300 pixels, for a README or the top of a report."""
     import matplotlib
 
     with matplotlib.rc_context(_rc(_theme(theme))):
@@ -326,6 +335,7 @@ def headline(
         _reward(page, cells[0])
         _length(page, cells[1], strip=False)
         _heading(page, title, total_steps)
+        _print(page)
     return page.fig
 
 
@@ -390,35 +400,35 @@ def _page(metrics: Metrics, theme: Theme, *, height: float, total_steps: int | N
     last = max(last, total_steps or 0, first + 3)
     pad = 0.5 + 0.01 * (last - first)
     training = [key for key in metrics.table.columns if not key.startswith("val-")]
+    trained = bool(len(steps)) and any(series(metrics, key).recorded for key in training)
     return _Page(
         fig=Figure(figsize=(_WIDTH, height), dpi=100),
         metrics=metrics,
         theme=theme,
         span=(first - pad, last + pad),
-        training=bool(training),
-        drawn=set(),
+        training=trained,
     )
 
 
 def _heading(page: _Page, title: str | None, total_steps: int | None) -> None:
     """Title, how far the run is, and whatever the panels can't show: other non-finite values, unreadable lines."""
-    at = {"within": page.fig.transFigure, "va": "top"}
+    at: dict[str, Any] = {"va": "top"}
     if title:
-        _say(page.fig, 0.012, 1, _plain(title, 70), dy=-8, size=13, bold=True, **at)
+        _say(page, None, 0.012, 1, _plain(title, 70), dy=-8, size=13, bold=True, **at)
     steps = page.metrics.table.index
     of = f" of {total_steps}" if total_steps else ""
     where = f"step {steps[-1]}{of}" if len(steps) else "no step yet"
-    _say(page.fig, 0.988, 1, where, dy=-10, ha="right", color=page.theme.muted, **at)
+    _say(page, None, 0.988, 1, where, dy=-10, ha="right", color=page.theme.muted, **at)
     notes = []
     others = [key for key in page.metrics.nonfinite if key not in page.drawn]
     if others:
-        listed = ", ".join(_plain(key, 40) for key in others[:2]) + (", …" if len(others) > 2 else "")
-        notes.append(f"Not finite in {len(others)} more: {listed}.")
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        notes.append(f"Not finite, not drawn here: {_plain(others[0], 44)}{more}.")
     if page.metrics.broken:
         lines = sorted({broken.line for broken in page.metrics.broken})
         notes.append(f"Unreadable in the metrics file: line {ranges(lines)}.")
     if notes:
-        _say(page.fig, 0.012, 1, " ".join(notes), dy=-27, color=page.theme.alarm, **at)
+        _say(page, None, 0.012, 1, " ".join(notes), dy=-27, color=page.theme.alarm, **at)
 
 
 # --- the panels ---
@@ -441,7 +451,7 @@ def _reward(page: _Page, cell: SubplotSpec) -> None:
         ax.plot(x, y, color=color, lw=1, marker=marker, ms=5, mec=page.theme.surface, mew=0.7, zorder=4)
         if len(s.values):
             name = "validation" if len(validation) == 1 else s.key.split("/")[1]
-            labels.append((s.values[-1], f"{number(s.values[-1])} {_plain(name, 13)}", color))
+            labels.append((s.values[-1], f"{number(s.values[-1])} {_plain(name, 10)}", color))
     everything = np.concatenate([mean.values, *(s.values for s in validation), *_band_values(page, stem)])
     if len(everything) and everything.min() >= 0 and everything.max() <= 1:
         _linear(page, ax, 0.0, 1.0)
@@ -449,7 +459,7 @@ def _reward(page: _Page, cell: SubplotSpec) -> None:
         _linear(page, ax, *_extent(everything))
     note = ["no validation yet;", "needs", *_folded(NEEDS["val-core"][0])] if page.training and not validation else []
     _end_labels(page, ax, labels, note=note)
-    _crosses(page, ax, mean, *validation)
+    _crosses(page, ax, {"reward": mean, **{s.key: s for s in validation}})
     return None
 
 
@@ -470,7 +480,7 @@ def _mismatch(page: _Page, cell: SubplotSpec) -> None:
             labels.append((level, words, color))
         labels += _on_log(ax, diff, theme.first, "mean")
         _end_labels(page, ax, labels)
-        _crosses(page, ax, diff)
+        _crosses(page, ax, {"mean": diff})
     else:
         _absent(page, ax, _DIFF)
 
@@ -480,7 +490,7 @@ def _mismatch(page: _Page, cell: SubplotSpec) -> None:
         _logarithmic(page, ax, np.concatenate([distance.values, np.abs(kl.values)]))
         labels = _on_log(ax, distance, theme.first, "1 − Pearson") + _on_log(ax, kl, theme.second, "|KL|")
         _end_labels(page, ax, labels)
-        _crosses(page, ax, distance, kl)
+        _crosses(page, ax, {"Pearson": distance, "KL": kl})
     else:
         _absent(page, ax, _PEARSON, brief=True)
 
@@ -499,7 +509,7 @@ def _entropy(page: _Page, cell: SubplotSpec) -> None:
         if len(positive) and positive.max() > 30 * np.median(positive):
             _logarithmic(page, ax, norm.values)
             _end_labels(page, ax, _on_log(ax, norm, page.theme.first, ""))
-            _crosses(page, ax, norm)
+            _crosses(page, ax, {"norm": norm})
         else:
             _single(page, ax, norm, from_zero=True)
     else:
@@ -522,7 +532,7 @@ def _kl(page: _Page, cell: SubplotSpec) -> None:
         labels = _on_log(ax, ppo, theme.first, "|ppo_kl|") + _on_log(ax, loss, theme.second, "kl_loss")
         note = [] if loss.recorded else ["kl_loss needs", *_folded(NEEDS[loss.key][0])]
         _end_labels(page, ax, labels, note=note)
-        _crosses(page, ax, ppo, loss)
+        _crosses(page, ax, {"ppo_kl": ppo, "kl_loss": loss})
         if len(ppo.values) and not ppo.values.any():
             words = "ppo_kl is 0 with one update a batch:\nppo_mini_batch_size = train_batch_size"
             ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", size=SMALL, color=theme.muted)
@@ -545,7 +555,7 @@ def _length(page: _Page, cell: SubplotSpec, *, strip: bool = True) -> None:
             page, ax, *_extent(np.concatenate([mean.values, *_band_values(page, "response_length")]), from_zero=True)
         )
         _end_labels(page, ax, labels)
-        _crosses(page, ax, mean)
+        _crosses(page, ax, {"mean": mean})
     else:
         _absent(page, ax, mean.key)
     if lower is None:
@@ -559,7 +569,9 @@ def _length(page: _Page, cell: SubplotSpec, *, strip: bool = True) -> None:
 
 def _time(page: _Page, cell: SubplotSpec) -> None:
     upper, lower = cell.subgridspec(2, 1, height_ratios=(1.7, 1), hspace=0.36)
-    ax = _axes(page, upper, "Time per step, seconds", "timing_s/… (figures: median of the steps)", steps=False)
+    ax = _axes(
+        page, upper, "Time per step, seconds", "timing_s/… (figures: median of the steps that ran it)", steps=False
+    )
     steps, parts = time_parts(page.metrics)
     page.drawn.update(f"timing_s/{stage}" for stage in STAGES)
     page.drawn.add("timing_s/step")
@@ -604,8 +616,7 @@ def time_parts(metrics: Metrics) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 def _axes(page: _Page, spec: SubplotSpec, title: str | None, names: str, *, steps: bool = True) -> Axes:
     """Empty axes with the panel's title (which carries the unit) and, in small print, the keys it shows.
 
-    matplotlib's own axes are hidden, and the few numbers are written as plain text: ticks take more than half of the
-    time of a redraw, and a live page is redrawn after every step.
+    matplotlib's own ticks are hidden: they take a third of a redraw, and a live page is redrawn all the time.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -616,20 +627,21 @@ def _axes(page: _Page, spec: SubplotSpec, title: str | None, names: str, *, step
     ax.spines["bottom"].set_visible(steps)
     muted = page.theme.muted
     if title:
-        _say(ax, 0, 1, title, dy=17, size=HEAD, bold=True)
-    _say(ax, 0, 1, _plain(names, 66), dy=4, color=muted)
+        _say(page, ax, 0, 1, title, dy=17, size=HEAD, bold=True)
+    _say(page, ax, 0, 1, _plain(names, 66), dy=4, color=muted)
     if steps:
         below = ax.get_xaxis_transform()
         at = [step for step in MaxNLocator(nbins=6, integer=True).tick_values(*page.span) if _inside(step, page.span)]
         ax.plot(at, np.zeros(len(at)), ls="none", marker=3, ms=3, mew=0.8, color=muted, transform=below, clip_on=False)
         for step in at:
-            _say(ax, step, 0, f"{step:.0f}", within=below, dy=-5, ha="center", va="top", color=muted)
-        _say(ax, 0, 0, "step", dx=-5, dy=-5, ha="right", va="top", color=muted)
+            _say(page, ax, step, 0, f"{step:.0f}", within=below, dy=-5, ha="center", va="top", color=muted)
+        _say(page, ax, 0, 0, "step", dx=-12, dy=-5, ha="right", va="top", color=muted)
     return ax
 
 
 def _say(
-    home: Axes | Figure,
+    page: _Page,
+    ax: Axes | None,
     x: float,
     y: float,
     text: str,
@@ -642,51 +654,61 @@ def _say(
     size: float = BODY,
     bold: bool = False,
     color: str | None = None,
-    paper: str | None = None,
-    zorder: float = 4,
+    paper: bool = False,
 ) -> None:
-    """Text at a place (in fractions of the axes, or `within` another transform) moved by dx, dy points.
+    """Text at a place in fractions of the axes, of the page if there are none, or `within` another transform.
 
-    Drawn from outlines kept between redraws: laying text out anew is most of what matplotlib 3.11 does to draw a page.
-    `paper` is a colour to put behind the text.
+    It is moved by dx, dy points, and it is set at once: the limits of the axes must be final. `paper` puts the surface
+    colour behind it.
     """
-    import matplotlib
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path as Outline
-    from matplotlib.transforms import Affine2D, ScaledTranslation
-
-    fig = home.figure
+    fig = page.fig
+    inches = np.divide((within or (ax.transAxes if ax else fig.transFigure)).transform((x, y)), fig.dpi)
     lines = text.split("\n")
     step = 1.3 * size
-    # Where the first baseline lies, for DejaVu Sans: capitals are 0.73 high, what hangs below the line 0.24 deep.
-    height = (len(lines) - 1) * step
-    base = {"bottom": 0.24 * size + height, "center": height / 2 - 0.36 * size, "top": -0.86 * size}[va]
-    place = ScaledTranslation(x, y, within or home.transAxes)
-    for i, line in enumerate(lines):
-        outline, width = _outline(line, size, bold)
+    # Where the last baseline lies, for DejaVu Sans: capitals are 0.73 high, what hangs below the line 0.24 deep.
+    rest = (len(lines) - 1) * step
+    base = {"bottom": 0.24 * size, "center": -rest / 2 - 0.36 * size, "top": -rest - 0.86 * size}[va]
+    words = page.words.setdefault(color or page.theme.text, [])
+    for i, line in enumerate(reversed(lines)):
+        vertices, codes, width = _outline(line, size, bold)
         left = dx - {"left": 0.0, "center": width / 2, "right": width}[ha]
-        points = Affine2D().translate(left, dy + base - i * step).scale(1 / 72) + fig.dpi_scale_trans + place
+        origin = inches + np.divide((left, base + i * step), 72)
         if paper:
-            box = Outline([(-2, -0.3 * size), (width + 2, -0.3 * size), (width + 2, size), (-2, size)])
-            home.add_artist(
-                PathPatch(box, fc=paper, alpha=0.85, lw=0, transform=points, clip_on=False, zorder=zorder - 0.1)
-            )
-        ink = PathPatch(
-            outline, fc=color or matplotlib.rcParams["text.color"], lw=0, transform=points, clip_on=False, zorder=zorder
-        )
-        ink.set_label(f"_{line}")
-        home.add_artist(ink)
+            page.paper.append((*(origin - (0.03, 0.04)), width / 72 + 0.06, size / 72 + 0.05))
+        words.append((line, vertices + origin, codes))
 
 
 @lru_cache(maxsize=2048)
-def _outline(line: str, size: float, bold: bool) -> tuple[Any, float]:
-    """The path of one line of text in points, starting at the origin, and its width."""
+def _outline(line: str, size: float, bold: bool) -> tuple[np.ndarray, np.ndarray, float]:
+    """One line of text as (vertices in inches from its origin, path codes, width in points)."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
+    if not line.strip():
+        return np.empty((0, 2)), np.empty(0, dtype=np.uint8), 0.0
     font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")
     path = TextPath((0, 0), line, size=size, prop=font)
-    return path, float(path.vertices[:, 0].max(initial=0.0))
+    return path.vertices / 72, path.codes, float(path.vertices[:, 0].max())
+
+
+def _print(page: _Page) -> None:
+    """Put all that was said on the page, as one shape for each colour.
+
+    A page says a hundred and thirty things. As matplotlib texts they take two thirds of a redraw (3.11 lays each of
+    them out anew); as outlines kept from the redraw before, and few artists, they take a twentieth.
+    """
+    from matplotlib.patches import PathPatch, Rectangle
+    from matplotlib.path import Path as Outline
+
+    inches = page.fig.dpi_scale_trans
+    for x, y, width, height in page.paper:
+        box = Rectangle((x, y), width, height, fc=page.theme.surface, alpha=0.85, lw=0, transform=inches)
+        page.fig.add_artist(box)
+    for color, words in page.words.items():
+        outline = Outline(np.concatenate([v for _, v, _ in words]), np.concatenate([c for _, _, c in words]))
+        ink = PathPatch(outline, fc=color, lw=0, transform=inches, zorder=2)
+        ink.set_gid("text: " + " | ".join(line for line, _, _ in words))
+        page.fig.add_artist(ink)
 
 
 def _inside(value: float, limits: Sequence[float]) -> bool:
@@ -704,6 +726,7 @@ def _scale(page: _Page, ax: Axes, ticks: Sequence[float]) -> None:
     ax.hlines(at, *page.span, color=page.theme.rule, lw=0.7, zorder=0.5)
     for tick in at:
         _say(
+            page,
             ax,
             0,
             tick,
@@ -772,7 +795,7 @@ def _single(
     low, high = _extent(s.values, from_zero=from_zero)
     _linear(page, ax, low, max(high, at_least))
     _end_labels(page, ax, [(v, number(v, digits), page.theme.first) for v in s.values[-1:]])
-    _crosses(page, ax, s)
+    _crosses(page, ax, {s.key: s})
 
 
 def _on_log(ax: Axes, s: Series, color: str, name: str) -> list[Label]:
@@ -801,7 +824,9 @@ def _smoothed(page: _Page, ax: Axes, mean: Series, stem: str) -> list[Label]:
         if len(both) == 1:
             ax.vlines(both, lows, highs, color=color, lw=6, alpha=0.18)
         elif np.ptp(lows) or np.ptp(highs):  # a band that never moves is a wall of colour: its two labels say it all
-            ax.fill_between(both[kept], lows[kept], highs[kept], color=color, alpha=0.12, lw=0)
+            cut = _cuts(Series(low.key, both, lows, low.nonfinite), kept)
+            x, y, top = (np.insert(v[kept].astype(float), cut, np.nan) for v in (both, lows, highs))
+            ax.fill_between(x, y, top, color=color, alpha=0.12, lw=0)
     if len(mean.values):
         x, y, _ = _path(mean)
         ax.plot(x, y, ls="none", marker="o", ms=3.2 if len(x) <= 200 else 1.6, mew=0, color=color, alpha=0.45)
@@ -839,7 +864,7 @@ def _stack(page: _Page, ax: Axes, steps: np.ndarray, parts: dict[str, np.ndarray
     for stage, seconds in parts.items():
         top = base + seconds[kept]
         ax.fill_between(corners(left, right), corners(base, base), corners(top, top), color=colors[stage], lw=0)
-        words = f"{number(np.median(seconds), 2)} {STAGES[stage]}"
+        words = f"{number(np.median(seconds[seconds > 0]), 2)} {STAGES[stage]}"
         labels.append(((base[-1] + top[-1]) / 2, words, colors[stage]))
         base = top
     far = total > 4 * np.median(total)
@@ -847,7 +872,7 @@ def _stack(page: _Page, ax: Axes, steps: np.ndarray, parts: dict[str, np.ndarray
     if far.any():
         more = f", and {far.sum() - 1} more" if far.sum() > 1 else ""
         words = f"▲ step {steps[far][0]}: {number(total[far][0])} s{more}"
-        _say(ax, steps[far][0] + 0.5, 1, words, within=ax.get_xaxis_transform(), dx=3, dy=-2, va="top")
+        _say(page, ax, steps[far][0] + 0.5, 1, words, within=ax.get_xaxis_transform(), dx=3, dy=-2, va="top")
     _end_labels(page, ax, labels, swatch=True)
 
 
@@ -865,7 +890,7 @@ def _extent(values: np.ndarray, *, from_zero: bool = False) -> tuple[float, floa
 def _end_labels(page: _Page, ax: Axes, labels: list[Label], *, note: Sequence[str] = (), swatch: bool = False) -> None:
     """Names and last values at the right end of their lines, pushed apart until none covers another.
 
-    `note` is a remark on a line that is missing; it takes the end of the margin that the labels leave free.
+    `note` is a remark on a line that is missing; it takes the widest stretch that the labels leave free.
     """
     to_axes = ax.transScale + ax.transLimits
     floor = ax.get_ylim()[0]
@@ -875,21 +900,26 @@ def _end_labels(page: _Page, ax: Axes, labels: list[Label], *, note: Sequence[st
         places.append((float(np.clip(to_axes.transform((0, drawable))[1], 0, 1)), text, color))
     places.sort(key=lambda place: place[0])
     gap = 13.5 / _height(page, ax)
-    low, high = 0.0, 1 - gap / 3
+    ys = [y for y, _, _ in places]
+    top = 1 - gap / 3
     if note:
-        above = any(y < 0.5 for y, _, _ in places)
-        place = {"y": 1, "va": "top"} if above else {"y": 0, "va": "bottom"}
-        _say(ax, 1, text="\n".join(note), dx=6, color=page.theme.muted, **place)
-        taken = (len(note) + 0.7) * gap * 1.2
-        low, high = (low, 1 - taken) if above else (taken, high)
-    for y, (_, text, color) in zip(apart([p[0] for p in places], gap, low, high), places, strict=True):
+        half = (0.5 * len(note) + 0.2) * gap
+        ends = [0.0, *ys, 1.0]
+        below = int(np.argmax(np.diff(ends)))
+        middle = float(np.clip((ends[below] + ends[below + 1]) / 2, half, 1 - half))
+        _say(page, ax, 1, middle, "\n".join(note), dx=6, va="center", color=page.theme.muted)
+        limit = gap / 2
+        ys = apart(ys[:below], gap, 0, middle - half - limit) + apart(ys[below:], gap, middle + half + limit, top)
+    else:
+        ys = apart(ys, gap, 0, top)
+    for y, (_, text, color) in zip(ys, places, strict=True):
         if swatch:
-            _say(ax, 1, y, "■", dx=6, va="center", size=10, color=color)
-        _say(ax, 1, y, text, dx=17 if swatch else 6, va="center", color=page.theme.text if swatch else color)
+            _say(page, ax, 1, y, "■", dx=6, va="center", size=10, color=color)
+        _say(page, ax, 1, y, text, dx=17 if swatch else 6, va="center", color=page.theme.text if swatch else color)
 
 
 def apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places, in rising order, moved so that they lie `gap` apart, not above `high` and, if all fit, not below `low`."""
+    """Places, in rising order, moved to lie `gap` apart, not above `high` and, if they all fit, not below `low`."""
     moved = list(places)
     for i, place in enumerate(moved):
         moved[i] = max(place, low if i == 0 else moved[i - 1] + gap)
@@ -898,29 +928,35 @@ def apart(places: Sequence[float], gap: float, low: float, high: float) -> list[
     return moved
 
 
-def _crosses(page: _Page, ax: Axes, *lines: Series) -> None:
+def _crosses(page: _Page, ax: Axes, lines: dict[str, Series]) -> None:
     """A cross at the top of the panel at each step whose value was NaN or infinite, and which steps these are."""
-    alarm = page.theme.alarm
-    top = ax.get_xaxis_transform()
-    for i, s in enumerate(s for s in lines if s.nonfinite):
-        at = np.asarray(s.nonfinite)
-        at = at[np.unique(np.linspace(0, len(at) - 1, min(len(at), 60)).astype(int))]
+    alarm, top = page.theme.alarm, ax.get_xaxis_transform()
+    lost: dict[tuple[int, ...], list[str]] = {}
+    for name, s in lines.items():
+        if s.nonfinite:
+            lost.setdefault(s.nonfinite, []).append(name)
+    recorded = [name for name, s in lines.items() if s.recorded]
+    for i, (steps, names) in enumerate(lost.items()):
+        at = np.asarray(steps)[np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(int))]
         one = np.ones(len(at))
         ax.plot(at, one, ls="none", marker="x", ms=5, mew=1.4, color=alarm, transform=top, clip_on=False, zorder=5)
-        name = f"{_plain(s.key.rsplit('/', 1)[-1], 24)} " if len(lines) > 1 else ""
-        words = f"{name}not finite at step{'s' if len(s.nonfinite) > 1 else ''} {ranges(s.nonfinite)}"
-        _say(ax, 0, 1, words, dx=6, dy=-6 - 13 * i, va="top", color=alarm, paper=page.theme.surface, zorder=6)
+        who = "" if names == recorded else f"{' and '.join(names)} "
+        words = f"{who}not finite at step{'s' if len(steps) > 1 else ''} {ranges(steps)}"
+        # Under its crosses, where there is no line to cover, unless that would leave the panel.
+        near = steps[0] < page.span[0] + 0.5 * (page.span[1] - page.span[0])
+        x, ha = (steps[0], "left") if near else (page.span[1], "right")
+        _say(page, ax, x, 1, words, within=top, dy=-6 - 13 * i, ha=ha, va="top", color=alarm, paper=True)
 
 
 def _absent(page: _Page, ax: Axes, key: str, *, brief: bool = False) -> None:
     """An empty panel says why it is empty."""
     if not page.training:
-        lines = ["waiting for the first training step"]
+        lines = [] if brief else ["waiting for the first training step"]
     elif key in NEEDS:
-        lines = [f"needs {NEEDS[key][0]}"] if brief else ["not recorded; needs", *NEEDS[key]]
+        lines = ["not recorded; needs", *NEEDS[key][: 1 if brief else None]]
     else:
         lines = ["not recorded, though verl writes", f"{key} at every training step"]
-    _say(ax, 0.5, 0.5, "\n".join(lines), ha="center", va="center", color=page.theme.muted)
+    _say(page, ax, 0.5, 0.5, "\n".join(lines), ha="center", va="center", color=page.theme.muted)
 
 
 def _folded(setting: str, width: int = 18) -> list[str]:

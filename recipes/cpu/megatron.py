@@ -26,6 +26,7 @@ _MODULES_WITH_CUDA_LITERALS = (
     "megatron.core.optimizer.optimizer",  # MixedPrecisionOptimizer.__init__, FP32Optimizer.__init__
     "megatron.core.pipeline_parallel.schedules",  # total_num_tokens of the three forward_backward schedules
     "megatron.core.transformer.utils",  # get_default_causal_mask
+    "megatron.core.utils",  # local_multi_tensor_l2_norm, in place of TransformerEngine's kernel
 )
 
 

@@ -1,0 +1,160 @@
+"""The notebooks: an essay with short cells, no logic of its own, no outputs in git, parameters a schema knows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import nbformat
+import papermill
+import pytest
+
+from recipes import headless, notebook, params
+from recipes.errors import RecipeError
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+QUICKSTART = ROOT / "notebooks" / "00_quickstart.ipynb"
+SECTIONS = ["Parameters", "Resolve", "Preflight", "Launch", "Watch", "Judge", "Record"]
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code(path):
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda p: p.stem)
+def path(request):
+    return request.param
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+def test_it_has_one_tagged_parameters_cell_and_it_is_the_first_code(path):
+    tagged = [i for i, cell in enumerate(code(path)) if "parameters" in cell.metadata.get("tags", [])]
+    assert tagged == [0]
+
+
+def test_cells_are_short(path):
+    assert [cell.source for cell in code(path) if len(cell.source.splitlines()) > 15] == []
+
+
+def test_no_outputs_are_kept_in_git(path):
+    assert [cell for cell in code(path) if cell.outputs or cell.execution_count] == []
+
+
+def test_the_kernel_is_nobody_s_own(path):
+    assert read(path).metadata.kernelspec.name == "python3"
+
+
+def test_no_logic_no_shell_no_exit(path):
+    """What a test cannot import does not belong in a cell; a failing `!cmd` leaves a cell green; exit() hides the end."""
+    for cell in code(path)[1:]:
+        assert not re.search(r"^\s*[!%]", cell.source, re.M)
+        for node in ast.walk(ast.parse(cell.source)):
+            assert not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.While | ast.If | ast.Try)
+            assert not (isinstance(node, ast.Name) and node.id in ("exit", "quit"))
+
+
+def test_it_promises_first_and_keeps_the_order_of_its_sections(path):
+    text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    assert "**Promise.**" in text.split("## ")[0]
+    found = re.findall(r"^## (.+)$", text, re.M)
+    assert [title for title in found if title in SECTIONS] == SECTIONS
+
+
+def test_nothing_of_a_machine_is_in_it(path):
+    assert not re.search(r"/(home|root|Users|work)/|localhost:\d|https?://\d", path.read_text())
+
+
+def test_every_parameter_is_typed_explained_and_known(path):
+    """papermill reads the cell with a regular expression: what it does not understand it does not show."""
+    inferred = papermill.inspect_notebook(str(path))
+    declared = headless.declared(path)
+    assert set(inferred) == set(declared)
+    for name, seen in inferred.items():
+        assert name in notebook.PARAMETERS
+        assert seen["inferred_type_name"] in ("str", "int", "float", "bool", "list"), name
+        assert seen["help"].strip(), name
+        assert ast.literal_eval(seen["default"]) == declared[name]
+
+
+def test_its_defaults_resolve(path, monkeypatch):
+    plan = notebook.resolve(headless.declared(path))
+    shown = plan._repr_mimebundle_()
+    assert plan.composed.name in shown["text/plain"]
+    assert plan.composed.name in shown["text/html"]
+
+
+# ------------------------------------------------------------------------------------------------- bad parameters
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"stepps": 3}, "did you mean steps"),
+        ({"steps": "many"}, "whole number"),
+        ({"learning_rate": "1e-6x"}, "finite number"),
+        ({"overrides": ["optimizer.lrr=1"]}, "did you mean optimizer.lr"),
+        ({"overrides": 3}, "list of texts"),
+        ({"recipe": "quickstart/grp"}, "did you mean quickstart/grpo"),
+        ({"deadline_minutes": -1}, "above 0"),
+    ],
+)
+def test_headless_refuses_a_bad_parameter_before_a_kernel_is_started(tmp_path, parameters, words):
+    with pytest.raises(RecipeError, match=words):
+        headless.execute(QUICKSTART, parameters, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_plain_papermill_stops_at_an_unknown_parameter_too(tmp_path):
+    """Papermill itself only warns; the Resolve cell finds the injected name and nothing is started."""
+    with pytest.raises(papermill.PapermillExecutionError, match="Unknown parameter 'stepps'; did you mean steps"):
+        papermill.execute_notebook(
+            str(QUICKSTART),
+            str(tmp_path / "out.ipynb"),
+            {"stepps": 3, "run_dir": str(tmp_path / "run")},
+            progress_bar=False,
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_error_shows_as_its_sentence_and_not_as_a_traceback(tmp_path):
+    out = tmp_path / "out.ipynb"
+    with pytest.raises(papermill.PapermillExecutionError):
+        papermill.execute_notebook(str(QUICKSTART), str(out), {"steps": "many"}, progress_bar=False)
+    errors = [o for cell in code(out) for o in cell.outputs if o.output_type == "error"]
+    assert [e.evalue for e in errors] == ["trainer.steps='many' (parameter steps): must be a whole number."]
+    assert len(errors[0].traceback) == 1
+
+
+# ------------------------------------------------------------------------------------------------ untrusted text
+
+
+def test_text_from_outside_is_escaped(tmp_path):
+    from recipes import live, page
+    from recipes.run.directory import create
+
+    run = create(tmp_path / "run", "<i>r", {"steps": 3})
+    run.log().write_text("<script>alert(1)</script>\n")
+    moment = live.look(run)
+    html = notebook._moment_html(moment, (b"", b"", '"><script>x'))
+    assert "<script>" not in html
+    assert "&lt;script&gt;alert(1)" in html
+    assert page.table(("<b>",), [["<i>", 1]]).count("&lt;") == 2
+
+
+def test_a_finding_shows_with_its_rule_and_remedy():
+    from recipes import preflight
+
+    composed = params.compose("quickstart/grpo", ["tensor_parallel=3"])
+    found = preflight.check(composed, here=False)
+    html = notebook.Findings(tuple(found))._repr_mimebundle_()["text/html"]
+    assert "layout.heads" in html
+    assert "1, 2 or 4 do" in html
