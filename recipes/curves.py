@@ -48,7 +48,7 @@ class Theme:
     second: str
     alarm: str
     stages: tuple[str, ...]
-    """Fills of the time stack, in the order of STAGES; neighbours are also parted by a line of the surface colour."""
+    """Fills of the time stack, in the order of STAGES."""
 
 
 THEMES = {
@@ -94,7 +94,7 @@ THEMES = {
     ),
 }
 
-SMALL, BODY, HEAD = 9.0, 9.0, 11.0  # points; at 100 dots an inch 9 points are 12.5 pixels of a 960 pixel page
+BODY, HEAD, TITLE = 9.0, 11.0, 13.0  # points; at 100 dots an inch 9 points are 12.5 pixels of a 960 pixel page
 _WIDTH = 9.6
 _BUCKETS = 350  # about the width of a panel in pixels: finer thinning could not be seen
 
@@ -414,7 +414,7 @@ def _heading(page: _Page, title: str | None, total_steps: int | None) -> None:
     """Title, how far the run is, and whatever the panels can't show: other non-finite values, unreadable lines."""
     at: dict[str, Any] = {"va": "top"}
     if title:
-        _say(page, None, 0.012, 1, _plain(title, 70), dy=-8, size=13, bold=True, **at)
+        _say(page, None, 0.012, 1, _plain(title, 70), dy=-8, size=TITLE, bold=True, **at)
     steps = page.metrics.table.index
     of = f" of {total_steps}" if total_steps else ""
     where = f"step {steps[-1]}{of}" if len(steps) else "no step yet"
@@ -440,7 +440,9 @@ def _reward(page: _Page, cell: SubplotSpec) -> None:
     if not mean.recorded and page.series("critic/score/mean").recorded:
         mean, stem = page.series("critic/score/mean"), "critic/score"
     validation = [page.series(key) for key in validation_keys(page.metrics)]
-    names = f"{stem}/mean" + "".join(f" · {s.key}" for s in validation[:1])
+    names = " · ".join([f"{stem}/mean", *(s.key for s in validation[:1])])
+    more = len(validation_keys(page.metrics, limit=None)) - 1
+    names = _plain(names, 57) + (f" +{more} more" if more > 0 else "")
     ax = _axes(page, cell, "Reward per response", names)
     if not any(s.recorded for s in (mean, *validation)):
         return _absent(page, ax, f"{stem}/mean")
@@ -452,10 +454,10 @@ def _reward(page: _Page, cell: SubplotSpec) -> None:
         if len(s.values):
             name = "validation" if len(validation) == 1 else s.key.split("/")[1]
             labels.append((s.values[-1], f"{number(s.values[-1])} {_plain(name, 10)}", color))
-    everything = np.concatenate([mean.values, *(s.values for s in validation), *_band_values(page, stem)])
+    everything = np.concatenate([s.values for s in (mean, *validation, *_band(page, stem))])
     if len(everything) and everything.min() >= 0 and everything.max() <= 1:
         _linear(page, ax, 0.0, 1.0)
-    else:
+    elif len(everything):
         _linear(page, ax, *_extent(everything))
     note = ["no validation yet;", "needs", *_folded(NEEDS["val-core"][0])] if page.training and not validation else []
     _end_labels(page, ax, labels, note=note)
@@ -535,7 +537,7 @@ def _kl(page: _Page, cell: SubplotSpec) -> None:
         _crosses(page, ax, {"ppo_kl": ppo, "kl_loss": loss})
         if len(ppo.values) and not ppo.values.any():
             words = "ppo_kl is 0 with one update a batch:\nppo_mini_batch_size = train_batch_size"
-            ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", size=SMALL, color=theme.muted)
+            _say(page, ax, 0.5, 0.5, words, ha="center", va="center", color=theme.muted)
     else:
         _absent(page, ax, ppo.key)
     ax = _axes(page, lower, None, f"Clip fraction of tokens · {clip.key}")
@@ -551,9 +553,9 @@ def _length(page: _Page, cell: SubplotSpec, *, strip: bool = True) -> None:
     ax = _axes(page, upper, "Response length, tokens", "response_length/mean, min, max", steps=not strip)
     if mean.recorded:
         labels = _smoothed(page, ax, mean, "response_length")
-        _linear(
-            page, ax, *_extent(np.concatenate([mean.values, *_band_values(page, "response_length")]), from_zero=True)
-        )
+        everything = np.concatenate([s.values for s in (mean, *_band(page, "response_length"))])
+        if len(everything):
+            _linear(page, ax, *_extent(everything, from_zero=True))
         _end_labels(page, ax, labels)
         _crosses(page, ax, {"mean": mean})
     else:
@@ -573,8 +575,6 @@ def _time(page: _Page, cell: SubplotSpec) -> None:
         page, upper, "Time per step, seconds", "timing_s/… (figures: median of the steps that ran it)", steps=False
     )
     steps, parts = time_parts(page.metrics)
-    page.drawn.update(f"timing_s/{stage}" for stage in STAGES)
-    page.drawn.add("timing_s/step")
     if parts:
         _stack(page, ax, steps, parts)
     else:
@@ -587,7 +587,7 @@ def _time(page: _Page, cell: SubplotSpec) -> None:
         _absent(page, ax, rate.key, brief=True)
 
 
-def validation_keys(metrics: Metrics, limit: int = 3) -> list[str]:
+def validation_keys(metrics: Metrics, limit: int | None = 3) -> list[str]:
     """The val-core keys to draw: the means (`mean@k`) first, at most `limit`."""
     keys = [key for key in metrics.table.columns if key.startswith("val-core/")]
     return sorted(keys, key=lambda key: "/mean@" not in key)[:limit]
@@ -672,7 +672,7 @@ def _say(
     for i, line in enumerate(reversed(lines)):
         vertices, codes, width = _outline(line, size, bold)
         left = dx - {"left": 0.0, "center": width / 2, "right": width}[ha]
-        origin = inches + np.divide((left, base + i * step), 72)
+        origin = inches + np.divide((left, dy + base + i * step), 72)
         if paper:
             page.paper.append((*(origin - (0.03, 0.04)), width / 72 + 0.06, size / 72 + 0.05))
         words.append((line, vertices + origin, codes))
@@ -758,7 +758,9 @@ def _linear(page: _Page, ax: Axes, low: float, high: float) -> None:
 def _logarithmic(page: _Page, ax: Axes, values: np.ndarray, *, include: Sequence[float] = ()) -> None:
     """A logarithmic y axis over whole decades around the sizes of `values`, at least two."""
     size = np.abs(values)
-    size = np.concatenate([size[size > 0], include])
+    size = np.clip(np.concatenate([size[size > 0], include]), 1e-30, 1e30)
+    if not len(values) and not len(size):
+        return
     low, high = (np.floor(np.log10(size.min())), np.ceil(np.log10(size.max()))) if len(size) else (-6, -1)
     low = min(low, high - 2)
     ax.set_yscale("log")
@@ -792,8 +794,9 @@ def _single(
 ) -> None:
     """One line on a linear axis of its own, with its last value at its end."""
     _draw(ax, s, page.theme.first)
-    low, high = _extent(s.values, from_zero=from_zero)
-    _linear(page, ax, low, max(high, at_least))
+    if len(s.values):
+        low, high = _extent(s.values, from_zero=from_zero)
+        _linear(page, ax, low, max(high, at_least))
     _end_labels(page, ax, [(v, number(v, digits), page.theme.first) for v in s.values[-1:]])
     _crosses(page, ax, {s.key: s})
 
@@ -813,7 +816,7 @@ def _on_log(ax: Axes, s: Series, color: str, name: str) -> list[Label]:
 def _smoothed(page: _Page, ax: Axes, mean: Series, stem: str) -> list[Label]:
     """A min–max band, each step's mean as a light point, and the mean of five steps as a line. Returns end labels."""
     color, muted = page.theme.first, page.theme.muted
-    low, high = page.series(f"{stem}/min"), page.series(f"{stem}/max")
+    low, high = _band(page, stem)
     labels = []
     both = np.intersect1d(low.steps, high.steps)
     if len(both):
@@ -840,8 +843,9 @@ def _smoothed(page: _Page, ax: Axes, mean: Series, stem: str) -> list[Label]:
     return labels
 
 
-def _band_values(page: _Page, stem: str) -> list[np.ndarray]:
-    return [page.series(f"{stem}/{end}").values for end in ("min", "max")]
+def _band(page: _Page, stem: str) -> tuple[Series, Series]:
+    """Lowest and highest of each step. Not `page.series`: a cross would not fit a band, so the heading tells of these."""
+    return series(page.metrics, f"{stem}/min"), series(page.metrics, f"{stem}/max")
 
 
 def _stack(page: _Page, ax: Axes, steps: np.ndarray, parts: dict[str, np.ndarray]) -> None:
@@ -878,8 +882,6 @@ def _stack(page: _Page, ax: Axes, steps: np.ndarray, parts: dict[str, np.ndarray
 
 def _extent(values: np.ndarray, *, from_zero: bool = False) -> tuple[float, float]:
     """Limits for these values. A nearly constant one is not blown up: the axis spans at least 5 % of its size."""
-    if not len(values):
-        return 0.0, 1.0
     low, high = float(values.min()), float(values.max())
     if low >= 0 and (from_zero or low < 0.5 * high):
         return 0.0, high
@@ -903,7 +905,7 @@ def _end_labels(page: _Page, ax: Axes, labels: list[Label], *, note: Sequence[st
     ys = [y for y, _, _ in places]
     top = 1 - gap / 3
     if note:
-        half = (0.5 * len(note) + 0.2) * gap
+        half = (0.6 * len(note) + 0.2) * gap
         ends = [0.0, *ys, 1.0]
         below = int(np.argmax(np.diff(ends)))
         middle = float(np.clip((ends[below] + ends[below + 1]) / 2, half, 1 - half))
@@ -940,7 +942,7 @@ def _crosses(page: _Page, ax: Axes, lines: dict[str, Series]) -> None:
         at = np.asarray(steps)[np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(int))]
         one = np.ones(len(at))
         ax.plot(at, one, ls="none", marker="x", ms=5, mew=1.4, color=alarm, transform=top, clip_on=False, zorder=5)
-        who = "" if names == recorded else f"{' and '.join(names)} "
+        who = "" if names == recorded else f"{' and '.join(_plain(name, 24) for name in names)} "
         words = f"{who}not finite at step{'s' if len(steps) > 1 else ''} {ranges(steps)}"
         # Under its crosses, where there is no line to cover, unless that would leave the panel.
         near = steps[0] < page.span[0] + 0.5 * (page.span[1] - page.span[0])

@@ -24,6 +24,16 @@ def item(default: Any, meaning: str, *, choices: tuple[str, ...] = (), minimum: 
 class Model:
     name: str = item("???", "a file of facts under params/models/")
     path: str = item("???", "directory with config.json, tokenizer and safetensors, or a hub id")
+    bridge: Optional[str] = item(
+        None,
+        "what converts weights between Hugging Face and Megatron: NVIDIA's Megatron-Bridge, or mbridge, which verl calls "
+        "vanilla",
+        choices=("megatron_bridge", "mbridge"),
+    )
+    distributed_checkpoint: Optional[str] = item(None, "load these converted weights instead (dist_checkpointing_path)")
+    remove_padding: Optional[bool] = item(None, "pack sequences without padding, in model and engine alike")
+    fused_kernels: Optional[bool] = item(None, "fuse the logits with the loss (use_fused_kernels)")
+    torch_compile: Optional[bool] = item(None, "compile the loss of actor and reference (use_torch_compile)")
 
 
 @dataclass
@@ -40,6 +50,30 @@ class Parallel:
     pipeline_layout: Optional[str] = item(None, "stages in Megatron's notation, such as Et*10|t*12|…|t*4L")
     first_stage_layers: Optional[int] = item(None, "num_layers_in_first_pipeline_stage", minimum=1)
     last_stage_layers: Optional[int] = item(None, "num_layers_in_last_pipeline_stage", minimum=1)
+
+
+@dataclass
+class MindSpeed:
+    """Ascend's own training engine, for `engine: mindspeed`; verl 0.8.0 and 0.9.0 have it, 0.9.1 has not."""
+
+    strategy: str = item(
+        "mindspeed_megatron", "which of its engines trains", choices=("mindspeed_megatron", "mindspeed_fsdp")
+    )
+    mcore_kwargs: dict[str, Any] = item({}, "Megatron arguments of mindspeed_megatron, merged last")
+    fsdp_kwargs: dict[str, Any] = item({}, "arguments of mindspeed_fsdp, which no released verl reads")
+
+
+@dataclass
+class FullyAsync:
+    """Training and generation on nodes of their own, for `mode: fully_async`; nodes and devices are the trainer's."""
+
+    rollout_nodes: Optional[int] = item(None, "nodes that generate, besides those that train", minimum=1)
+    rollout_devices: Optional[int] = item(None, "devices used on each of them; unset: all the hardware has", minimum=1)
+    rollout_steps: Optional[int] = item(None, "prompts generated in the whole run (total_rollout_steps)", minimum=1)
+    staleness: Optional[float] = item(None, "share of samples that may come from older weights", minimum=0)
+    sync_every: Optional[int] = item(None, "updates between two weight syncs (trigger_parameter_sync_step)", minimum=1)
+    mini_batches: Optional[int] = item(None, "mini batches fetched for an update (require_batches)", minimum=1)
+    partial_rollout: Optional[bool] = item(None, "continue interrupted responses after a sync, instead of dropping them")
 
 
 @dataclass
@@ -91,6 +125,11 @@ class Algorithm:
     entropy_coeff: Optional[float] = item(None, "weight of the entropy bonus")
     kl_loss_coef: Optional[float] = item(None, "weight of the KL loss to the reference policy; unset: no KL loss")
     kl_loss_type: Optional[str] = item(None, "estimator of that KL, such as low_var_kl")
+    router_replay: Optional[str] = item(
+        None,
+        "experts used in training: as the old policy chose (R2) or as the rollout chose (R3)",
+        choices=("disabled", "R2", "R3"),
+    )
     rollout_correction: RolloutCorrection = field(default_factory=RolloutCorrection)
 
 
@@ -100,6 +139,7 @@ class Optimizer:
     weight_decay: Optional[float] = item(None, "decoupled weight decay", minimum=0)
     clip_grad: Optional[float] = item(None, "largest norm of the gradient", minimum=0)
     lr_warmup_steps: Optional[int] = item(None, "steps of linear warm-up")
+    lr_decay_steps: Optional[int] = item(None, "steps until the learning rate is at its end", minimum=1)
     options: dict[str, Any] = item({}, "Megatron optimizer settings (override_optimizer_config)")
 
 
@@ -144,7 +184,12 @@ class Rollout:
     free_cache: Optional[bool] = item(None, "give the KV cache back while training (free_cache_engine)")
     load_format: Optional[str] = item(None, "how the engine first gets weights, such as dummy or auto")
     log_probs: bool = item(True, "return the sampled tokens' log-probs, for the trainer-vs-rollout curves")
-    routing_replay: Optional[bool] = item(None, "return the experts chosen (enable_rollout_routing_replay)")
+    routing_replay: Optional[bool] = item(
+        None, "return the experts chosen (enable_rollout_routing_replay); unset: where algorithm.router_replay is R3"
+    )
+    update_bucket_mb: Optional[int] = item(
+        None, "MiB of one weight-sync message; the largest tensor must fit (update_weights_bucket_megabytes)", minimum=1
+    )
     engine_kwargs: dict[str, Any] = item({}, "passed to the engine itself (engine_kwargs.<engine>)")
     agent_workers: Optional[int] = item(None, "processes that drive the conversations", minimum=1)
     validation: Validation = field(default_factory=Validation)
@@ -199,10 +244,15 @@ class Recipe:
     model: Model = field(default_factory=Model)
     hardware: str = item("???", "a file of facts under params/hardware/")
     stack: str = item("???", "a file of dependency refs under params/stacks/")
+    mode: str = item(
+        "sync", "generate and train in turn on the same devices, or apart", choices=("sync", "fully_async")
+    )
     engine: str = item("megatron", "training engine (model_engine)", choices=("megatron", "mindspeed"))
     nodes: int = item(1, "nodes that train", minimum=1)
     devices: Optional[int] = item(None, "devices used on each node; unset: all the hardware has", minimum=1)
     parallel: Parallel = field(default_factory=Parallel)
+    mindspeed: MindSpeed = field(default_factory=MindSpeed)
+    fully_async: FullyAsync = field(default_factory=FullyAsync)
     batch: Batch = field(default_factory=Batch)
     data: Data = field(default_factory=Data)
     algorithm: Algorithm = field(default_factory=Algorithm)
@@ -238,10 +288,29 @@ class ModelFacts:
     vocab: int = "???"  # type: ignore[assignment]
     tied_embeddings: bool = False
     max_positions: int = "???"  # type: ignore[assignment]
+    qk_norm: bool = False
+    # Mixture of experts. The first `dense_layers` layers have a plain FFN of width `ffn`.
     experts: int = 0
     experts_per_token: int = 0
     expert_ffn: Optional[int] = None
-    mtp_layers: int = 0
+    shared_experts: int = 0
+    dense_layers: int = 0
+    router_bias: bool = False  # a buffer per MoE layer that evens out the experts' load; in the checkpoint, not trained
+    # Multi-head latent attention: set together, or not at all.
+    q_lora_rank: Optional[int] = None
+    kv_lora_rank: Optional[int] = None
+    qk_nope_head_dim: Optional[int] = None
+    qk_rope_head_dim: Optional[int] = None
+    v_head_dim: Optional[int] = None
+    # Sparse attention's indexer. Layer i (from 0) computes an index where max(i - index_offset + 1, 0) is a multiple of
+    # index_freq; the others use the one before.
+    index_heads: int = 0
+    index_head_dim: int = 0
+    index_topk: int = 0
+    index_freq: int = 1
+    index_offset: int = 0
+    mtp_layers: int = 0  # multi-token prediction, after the last layer; each with experts, and with an indexer if any
+    first_verl: Optional[str] = None  # the first verl release that trains it on Ascend
     source: str = ""
 
 

@@ -24,7 +24,7 @@ def params_folder(tmp_path, monkeypatch):
     import shutil
 
     home = tmp_path / "workbook"
-    for folder in ("stacks", "models", "hardware", "quickstart"):
+    for folder in ("stacks", "models", "hardware", "cpu", "quickstart"):
         shutil.copytree(ROOT / "params" / folder, home / "params" / folder)
     monkeypatch.setenv("RECIPES_HOME", str(home))
     return home / "params"

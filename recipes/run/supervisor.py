@@ -60,7 +60,8 @@ def supervise(run: Run, attempt: int, link: int | None) -> int:
         processes.MARKER: state["id"],
         "RAY_TMPDIR": ray_folder,
     }
-    entry = {"number": attempt, "started": now(), "ended": None, "exit_code": None}
+    began = time.monotonic()
+    entry = {"number": attempt, "started": now(), "ended": None, "seconds": None, "exit_code": None}
     try:
         with run.log(attempt).open("ab") as log:
             child = subprocess.Popen(
@@ -80,6 +81,7 @@ def supervise(run: Run, attempt: int, link: int | None) -> int:
     update_state(run, state="running", attempts=[entry], supervisor=identify(os.getpid()), heartbeat=now())
 
     reason = _wait(run, child, asked, link, state.get("on_disconnect", "stop"), state.get("deadline_seconds"))
+    entry["seconds"] = round(time.monotonic() - began, 2)
     if reason:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)

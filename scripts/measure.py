@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Measure the figures this workbook states, on the machine it is run on. `scripts/measure.py --help`
+
+quick   start-up of `recipes --help` and of `import recipes`: medians of 11 child processes
+run     one quickstart run: seconds from launch to last step, step time by stage, peak memory of all its processes
+ratio   the quickstart through the notebook against bare verl with the same argv and environment, in turn
+fresh   a fresh clone: seconds from scripts/quickstart.sh to the curve (needs a package index)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from recipes import metrics as tables  # noqa: E402
+from recipes import notebook, params  # noqa: E402
+from recipes.command import build  # noqa: E402
+
+RECIPE = "quickstart/grpo"
+
+
+def quick() -> dict:
+    bin_folder = Path(sys.executable).parent
+    commands = {
+        "recipes --help": [str(bin_folder / "recipes"), "--help"],
+        "import recipes": [sys.executable, "-c", "import recipes"],
+        "python alone": [sys.executable, "-c", ""],
+    }
+    return {
+        f"{name}, ms": round(1000 * statistics.median(seconds(c) for _ in range(11))) for name, c in commands.items()
+    }
+
+
+def run(steps: int | None = None) -> dict:
+    """A bare verl run (no notebook, no supervisor) with what the workbook would launch."""
+    with tempfile.TemporaryDirectory(prefix="measure-") as folder:
+        wall, peak, table = bare(Path(folder) / "run", steps)
+        return {"launch to end, s": round(wall, 1), "peak memory, GB": round(peak / 1e9, 2), **stages(table)}
+
+
+def ratio(pairs: int, steps: int | None) -> dict:
+    """Notebook and bare runs in turn, so that a machine that slows down slows both."""
+    quotients, walls = [], {"notebook": [], "bare": []}
+    for n in range(pairs):
+        with tempfile.TemporaryDirectory(prefix="measure-") as folder:
+            through = launched(Path(folder) / "notebook", steps)
+            alone, _, _ = bare(Path(folder) / "bare", steps)
+        walls["notebook"].append(through)
+        walls["bare"].append(alone)
+        quotients.append(through / alone)
+        print(
+            f"pair {n + 1}: notebook {through:.1f} s, bare {alone:.1f} s, ratio {through / alone:.3f}", file=sys.stderr
+        )
+    return {
+        "notebook, s (median)": round(statistics.median(walls["notebook"]), 1),
+        "bare, s (median)": round(statistics.median(walls["bare"]), 1),
+        "notebook / bare (median of pairs)": round(statistics.median(quotients), 3),
+    }
+
+
+def fresh() -> dict:
+    with tempfile.TemporaryDirectory(prefix="measure-") as folder:
+        clone = Path(folder) / "clone"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        began = time.monotonic()
+        subprocess.run([str(clone / "scripts" / "quickstart.sh")], check=True, cwd=folder)
+        return {"fresh clone to curve, s": round(time.monotonic() - began, 1)}
+
+
+def bare(run_dir: Path, steps: int | None) -> tuple[float, int, object]:
+    """Run verl directly; returns seconds, peak resident bytes of the process tree, and the table of metrics."""
+    overrides = [] if steps is None else [f"steps={steps}"]
+    composed = params.compose(RECIPE, overrides, run_dir=str(run_dir))
+    notebook.prepare(composed)
+    command = build(composed)
+    (run_dir / "attempts" / "1").mkdir(parents=True)
+    peak, ended = [0], threading.Event()
+    with (run_dir / "log").open("wb") as log:
+        began = time.monotonic()
+        child = subprocess.Popen(
+            command.argv, env={**os.environ, **command.environment}, stdout=log, stderr=log, start_new_session=True
+        )
+        watcher = threading.Thread(target=watch_memory, args=(child.pid, peak, ended))
+        watcher.start()
+        code = child.wait()
+        wall = time.monotonic() - began
+        ended.set()
+        watcher.join()
+    if code:
+        raise SystemExit(f"verl failed with exit code {code}; see {shutil.copy(run_dir / 'log', ROOT / 'measure.log')}")
+    return wall, peak[0], tables.read_jsonl(run_dir / "attempts" / "1" / "metrics.jsonl").table
+
+
+def launched(run_dir: Path, steps: int | None) -> float:
+    """Run the notebook by papermill; returns the seconds of its training, from launch to end, by run.json."""
+    words = [sys.executable, "-m", "recipes.cli", "notebook", str(ROOT / "notebooks" / "00_quickstart.ipynb")]
+    words += ["--run-dir", str(run_dir)] + ([] if steps is None else ["-p", "steps", str(steps)])
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    attempt = json.loads((run_dir / "run.json").read_text())["attempts"][0]
+    return attempt["seconds"]
+
+
+def watch_memory(pid: int, peak: list[int], ended: threading.Event) -> None:
+    """Sum the proportional set size of a process tree: shared pages count once."""
+    while not ended.wait(2.0):
+        total = 0
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            try:
+                total += process.memory_full_info().pss
+            except psutil.Error:
+                continue
+        peak[0] = max(peak[0], total)
+
+
+def stages(table) -> dict:
+    """Median seconds of a step and of its stages, the first step apart: it compiles and warms up."""
+    found = {"first step, s": round(float(table["timing_s/step"].dropna().iloc[0]), 2)}
+    for key in ("step", "gen", "old_log_prob", "update_actor", "update_weights", "testing"):
+        if f"timing_s/{key}" in table:
+            found[f"{key}, s (median)"] = round(float(table[f"timing_s/{key}"].dropna().iloc[1:].median()), 3)
+    return found
+
+
+def seconds(command: list[str]) -> float:
+    began = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("quick", "run", "ratio", "fresh"))
+    parser.add_argument("--steps", type=int, help="steps of each run (default: as in the recipe)")
+    parser.add_argument("--pairs", type=int, default=3, help="pairs of runs for `ratio`")
+    given = parser.parse_args()
+    measure = {"quick": quick, "run": lambda: run(given.steps), "fresh": fresh}
+    measure["ratio"] = lambda: ratio(given.pairs, given.steps)
+    for name, value in measure[given.what]().items():
+        print(f"{name:36} {value}")
+
+
+if __name__ == "__main__":
+    main()
