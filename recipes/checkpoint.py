@@ -25,12 +25,11 @@ INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 
 # Bits a value takes; what is not listed (a dtype of the future) is compared by name alone.
-BITS = {
-    **{"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4},
-    **{"I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8},
-}
+BITS = dict.fromkeys(("F64", "I64", "U64"), 64) | dict.fromkeys(("F32", "I32", "U32"), 32)
+BITS |= dict.fromkeys(("F16", "BF16", "I16", "U16"), 16) | {"F4": 4}
+BITS |= dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 8)
 
-# Floating types by (exponent bits, fraction bits): one that has at least as many of both holds every value of the other.
+# Floating types by (exponent bits, fraction bits): one with at least as many of both holds every value of the other.
 FLOATS = {"F64": (11, 52), "F32": (8, 23), "F16": (5, 10), "BF16": (8, 7), "F8_E4M3": (4, 3), "F8_E5M2": (5, 2)}
 
 # Names shown of one kind; the JSON form has all of them.
@@ -74,7 +73,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class ExportCheck:
-    """What differs between a source checkpoint and its export. `passed`: nothing but MTP tensors is missing or wrong."""
+    """What differs between a checkpoint and its export. `passed`: nothing but MTP tensors is missing or wrong."""
 
     source: str
     export: str
@@ -119,7 +118,9 @@ def compare(source: str | Path, export: str | Path) -> ExportCheck:
     original, written = read(_directory(source, "source")), read(_export_directory(export))
     if not original.tensors:
         reasons = " ".join(f.reason for f in original.faults[:1])
-        raise RecipeError(f"The source {original.path} has no tensor to compare with{': ' + reasons if reasons else '.'}")
+        raise RecipeError(
+            f"The source {original.path} has no tensor to compare with{': ' + reasons if reasons else '.'}"
+        )
     mtp = {name for name in original.tensors if is_mtp(name, original.config)}
     tied = {"lm_head.weight"} if original.config.get("tie_word_embeddings") else set()
     missing = sorted(set(original.tensors) - set(written.tensors) - mtp - tied)
@@ -185,7 +186,9 @@ def read(path: Path) -> Checkpoint:
         if name in held.get(file, {}):
             tensors[name] = held[file][name]
         elif held.get(file):
-            faults.append(Fault("not in shard", name, f"the index says {name} is in {file}, whose header has no such name."))
+            faults.append(
+                Fault("not in shard", name, f"the index says {name} is in {file}, whose header has no such name.")
+            )
     for file, header in held.items():
         for name in header:
             if listed.get(name) != file:
@@ -217,7 +220,11 @@ def grouped(names: Iterable[str]) -> list[str]:
     for name in names:
         layer = re.search(r"\.layers\.(\d+)\.", name)
         head, tail = (name[: layer.start(1)], name[layer.end(1) :]) if layer else ("", name)
-        kind = f"{head}{{}}{re.sub(r'[.][0-9]+(?=[.]|$)', '.*', tail)}" if layer else re.sub(r"[.][0-9]+(?=[.]|$)", ".*", tail)
+        kind = (
+            f"{head}{{}}{re.sub(r'[.][0-9]+(?=[.]|$)', '.*', tail)}"
+            if layer
+            else re.sub(r"[.][0-9]+(?=[.]|$)", ".*", tail)
+        )
         kinds.setdefault(kind, []).extend([int(layer[1])] if layer else [])
         counts[kind] += 1
     shown = []
@@ -245,13 +252,17 @@ def _findings(check: ExportCheck, written: Checkpoint) -> Iterable[Finding]:
         yield Finding("export.files", severity, {"export": check.export}, fault.reason, source=source)
     if len(check.export_faults) > 4 * SHOWN:
         more = len(check.export_faults) - 4 * SHOWN
-        yield Finding("export.files", "error", {"export": check.export}, f"{more} more faults of this kind.", source=source)
+        yield Finding(
+            "export.files", "error", {"export": check.export}, f"{more} more faults of this kind.", source=source
+        )
     if not written.tensors:
         yield Finding("export.missing", "error", {"export": check.export}, "no weight was written at all.", remedy)
         return
     if check.missing:
         lost = f" Nothing of {_some(check.lost_shards)} has arrived." if check.lost_shards else ""
-        sentence = f"{len(check.missing)} of {check.expected} tensors are missing: {_some(grouped(check.missing))}.{lost}"
+        sentence = (
+            f"{len(check.missing)} of {check.expected} tensors are missing: {_some(grouped(check.missing))}.{lost}"
+        )
         yield Finding("export.missing", "error", {"missing": len(check.missing)}, sentence, remedy, source=source)
     if check.extra:
         sentence = f"{len(check.extra)} tensors are not in the source: {_some(grouped(check.extra))}."
@@ -382,13 +393,17 @@ def _header(path: Path, faults: list[Fault]) -> dict[str, Tensor]:
         }
         ends = {name: tuple(map(int, entries[name]["data_offsets"])) for name in tensors}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
-        faults.append(Fault("unreadable", path.name, f"{path.name} is no safetensors file ({type(fault).__name__}: {fault})."))
+        faults.append(
+            Fault("unreadable", path.name, f"{path.name} is no safetensors file ({type(fault).__name__}: {fault}).")
+        )
         return {}
     for name, tensor in tensors.items():
         bits = BITS.get(tensor.dtype)
         begin, end = ends[name] if len(ends[name]) == 2 else (0, -1)
         if end < begin or (bits and (end - begin) * 8 != math.prod(tensor.shape) * bits):
-            faults.append(Fault("damaged", path.name, f"{path.name}: the bytes of {name} do not fit its shape and dtype."))
+            faults.append(
+                Fault("damaged", path.name, f"{path.name}: the bytes of {name} do not fit its shape and dtype.")
+            )
             return {}
     needed = 8 + length + max((end for _, end in ends.values()), default=0)
     if size < needed:

@@ -57,7 +57,7 @@ def list_recipes(as_json: bool) -> None:
     """Name every recipe."""
     from recipes import params
 
-    rows = [(name, params.compose(name).recipe.title) for name in params.names()]
+    rows = [(name, params.title(name)) for name in params.names()]
     if as_json:
         click.echo(json.dumps(dict(rows), indent=2, ensure_ascii=False))
         return

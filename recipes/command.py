@@ -21,13 +21,16 @@ from recipes.stack import verl_version
 
 # The interpreter that trains, where it is not the one the workbook runs in.
 PYTHON_VARIABLE = "RECIPES_PYTHON"
-ENTRY = "verl.trainer.main_ppo"
 EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 REFERENCE = "actor_rollout_ref.ref"
 RAY_ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
+
+# Names of keys that some releases need to be told and later ones do by themselves: said where verl declares them.
+# Gradients move with the weights since 0.9.1.
+WHERE_DECLARED = ("grad_offload",)
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,9 @@ def build(
     key the stack's verl does not have, or when that verl's configuration cannot be had.
     """
     recipe, python = composed.recipe, python or training_python()
+    entry = verl_schema.ENTRIES[recipe.mode]
     schema = verl_schema.find(verl_version(recipe.stack), python, fetch=fetch)
-    known = verl_schema.defaults(schema, recipe.engine)
+    known = verl_schema.defaults(schema, recipe.engine, entry)
     modules = external_modules(composed, os.environ if environment is None else environment)
     variables = _environment(recipe, modules, attempt)
     blocks = [*_groups(recipe, attempt), ("ray", _ray(recipe, modules))]
@@ -81,13 +85,13 @@ def build(
     verbatim = dict(flatten(recipe.verl))
     groups.append(("any other verl key", _overrides(known, schema.version, verbatim, keep_none=True)))
     groups.append(("extra", tuple(recipe.extra_args)))
-    return Command(python, ENTRY, _last_wins(groups), variables, schema.version)
+    return Command(python, entry.module, _last_wins(groups), variables, schema.version)
 
 
 def compose_verl(command: Command, composed: Composed, *, fetch: bool = True) -> Any:
     """Compose verl's whole configuration from the command, as verl will. Returns a DictConfig; raises RecipeError."""
-    schema = verl_schema.find(verl_version(composed.recipe.stack), command.python, fetch=fetch)
-    return verl_schema.compose(schema, command.overrides)
+    schema = verl_schema.find(command.verl, command.python, fetch=fetch)
+    return verl_schema.compose(schema, command.overrides, verl_schema.ENTRIES[composed.recipe.mode])
 
 
 def external_modules(composed: Composed, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -144,7 +148,7 @@ def quote(value: Any) -> str:
 def _groups(r: Recipe, attempt: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (title, {verl key: value}) in the order an exported script shows them; None is left to verl."""
     hardware = hardware_facts(r.hardware)
-    budget = r.batch.max_tokens
+    budget, engine = r.batch.max_tokens, f"{ACTOR}.{r.engine}"
     log_prob_micro = r.batch.log_prob_micro if r.batch.log_prob_micro is not None else r.batch.micro
     yield (
         "data",
@@ -176,7 +180,14 @@ def _groups(r: Recipe, attempt: int) -> Iterator[tuple[str, dict[str, Any]]]:
             "algorithm.rollout_correction.rollout_rs_threshold": correction.rejection_threshold,
         },
     )
-    yield "model", {"actor_rollout_ref.model.path": r.model.path}
+    yield (
+        "model",
+        {
+            "actor_rollout_ref.model.path": r.model.path,
+            "actor_rollout_ref.model.use_remove_padding": r.model.remove_padding,
+            "actor_rollout_ref.model.use_fused_kernels": r.model.fused_kernels,
+        },
+    )
     yield (
         "actor",
         {
@@ -189,6 +200,7 @@ def _groups(r: Recipe, attempt: int) -> Iterator[tuple[str, dict[str, Any]]]:
             f"{ACTOR}.optim.weight_decay": r.optimizer.weight_decay,
             f"{ACTOR}.optim.clip_grad": r.optimizer.clip_grad,
             f"{ACTOR}.optim.lr_warmup_steps": r.optimizer.lr_warmup_steps,
+            f"{ACTOR}.optim.lr_decay_steps": r.optimizer.lr_decay_steps,
             **_under(f"{ACTOR}.optim.override_optimizer_config", r.optimizer.options),
             f"{ACTOR}.policy_loss.loss_mode": r.algorithm.policy_loss,
             f"{ACTOR}.loss_agg_mode": r.algorithm.loss_aggregation,
@@ -199,17 +211,22 @@ def _groups(r: Recipe, attempt: int) -> Iterator[tuple[str, dict[str, Any]]]:
             f"{ACTOR}.use_kl_loss": r.algorithm.kl_loss_coef is not None,
             f"{ACTOR}.kl_loss_coef": r.algorithm.kl_loss_coef,
             f"{ACTOR}.kl_loss_type": r.algorithm.kl_loss_type,
+            f"{ACTOR}.use_torch_compile": r.model.torch_compile,
         },
     )
     yield (
         "parallel layout and memory",
         {
-            **_mesh(r, f"{ACTOR}.megatron"),
-            f"{ACTOR}.megatron.sequence_parallel": r.parallel.sequence,
-            f"{ACTOR}.megatron.seed": r.trainer.seed,
-            f"{ACTOR}.megatron.param_offload": r.memory.param_offload,
-            f"{ACTOR}.megatron.optimizer_offload": r.memory.optimizer_offload,
-            **_under(f"{ACTOR}.megatron.override_transformer_config", _transformer(r)),
+            **_mesh(r, engine),
+            **_weights(r, engine),
+            f"{engine}.sequence_parallel": r.parallel.sequence,
+            f"{engine}.seed": r.trainer.seed,
+            f"{engine}.use_remove_padding": r.model.remove_padding,
+            f"{engine}.param_offload": r.memory.param_offload,
+            f"{engine}.optimizer_offload": r.memory.optimizer_offload,
+            f"{engine}.grad_offload": r.memory.param_offload,
+            f"{engine}.router_replay.mode": r.algorithm.router_replay,
+            **_transformer(r, engine),
             "actor_rollout_ref.nccl_timeout": r.trainer.collective_timeout,
         },
     )
@@ -217,8 +234,9 @@ def _groups(r: Recipe, attempt: int) -> Iterator[tuple[str, dict[str, Any]]]:
         yield (
             "reference policy",
             {
-                **_mesh(r, f"{REFERENCE}.megatron"),
-                f"{REFERENCE}.megatron.param_offload": r.memory.param_offload,
+                **_mesh(r, f"{REFERENCE}.{r.engine}"),
+                **_weights(r, f"{REFERENCE}.{r.engine}"),
+                f"{REFERENCE}.{r.engine}.param_offload": r.memory.param_offload,
                 f"{REFERENCE}.log_prob_micro_batch_size_per_gpu": log_prob_micro,
                 f"{REFERENCE}.log_prob_use_dynamic_bsz": r.batch.dynamic,
                 f"{REFERENCE}.log_prob_max_token_len_per_gpu": budget,
@@ -247,10 +265,11 @@ def _groups(r: Recipe, attempt: int) -> Iterator[tuple[str, dict[str, Any]]]:
             f"{ROLLOUT}.free_cache_engine": r.rollout.free_cache,
             f"{ROLLOUT}.load_format": r.rollout.load_format,
             f"{ROLLOUT}.calculate_log_probs": r.rollout.log_probs,
-            f"{ROLLOUT}.enable_rollout_routing_replay": r.rollout.routing_replay,
+            f"{ROLLOUT}.enable_rollout_routing_replay": _routing_replay(r),
             f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": log_prob_micro,
             f"{ROLLOUT}.log_prob_use_dynamic_bsz": r.batch.dynamic,
             f"{ROLLOUT}.log_prob_max_token_len_per_gpu": budget,
+            f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": r.rollout.update_bucket_mb,
             f"{ROLLOUT}.agent.num_workers": r.rollout.agent_workers,
             f"{ROLLOUT}.val_kwargs.n": r.rollout.validation.n,
             f"{ROLLOUT}.val_kwargs.do_sample": r.rollout.validation.do_sample,
@@ -281,6 +300,21 @@ def _groups(r: Recipe, attempt: int) -> Iterator[tuple[str, dict[str, Any]]]:
             "trainer.resume_from_path": r.checkpoint.resume_path,
         },
     )
+    if r.mode == "fully_async":
+        apart = r.fully_async
+        yield (
+            "training and generation apart",
+            {
+                "actor_rollout_ref.hybrid_engine": False,
+                "rollout.nnodes": apart.rollout_nodes,
+                "rollout.n_gpus_per_node": apart.rollout_devices or hardware.devices_per_node,
+                "rollout.total_rollout_steps": apart.rollout_steps,
+                "async_training.staleness_threshold": apart.staleness,
+                "async_training.trigger_parameter_sync_step": apart.sync_every,
+                "async_training.require_batches": apart.mini_batches,
+                "async_training.partial_rollout": apart.partial_rollout,
+            },
+        )
     yield (
         "trainer",
         {
@@ -314,16 +348,43 @@ def _mesh(r: Recipe, prefix: str) -> dict[str, Any]:
     }
 
 
-def _transformer(r: Recipe) -> dict[str, Any]:
+def _weights(r: Recipe, prefix: str) -> dict[str, Any]:
+    """How weights get in. The reference policy does not take the actor's distributed checkpoint over by itself."""
+    bridge, converted = r.model.bridge, r.model.distributed_checkpoint
     return {
+        f"{prefix}.use_mbridge": None if bridge is None else True,
+        f"{prefix}.vanilla_mbridge": None if bridge is None else bridge == "mbridge",
+        f"{prefix}.use_dist_checkpointing": None if converted is None else True,
+        f"{prefix}.dist_checkpointing_path": converted,
+    }
+
+
+def _transformer(r: Recipe, engine: str) -> dict[str, Any]:
+    """What Megatron's own dataclass takes: verl's Megatron engine reads one group of it, MindSpeed's another."""
+    settings = {
         "recompute_granularity": r.memory.recompute,
         "recompute_method": r.memory.recompute_method,
         "recompute_num_layers": r.memory.recompute_layers,
         "pipeline_model_parallel_layout": r.parallel.pipeline_layout,
         "num_layers_in_first_pipeline_stage": r.parallel.first_stage_layers,
         "num_layers_in_last_pipeline_stage": r.parallel.last_stage_layers,
-        **r.transformer,
     }
+    if r.engine == "mindspeed":
+        return {
+            f"{engine}.strategy": r.mindspeed.strategy,
+            **_under(f"{engine}.mcore_kwargs", {**settings, **r.mindspeed.mcore_kwargs}),
+            **_under(f"{engine}.fsdp_kwargs", r.mindspeed.fsdp_kwargs),
+        }
+    # Ascend's patches read the size here, and Megatron in its own place: given once, one of them sees 1.
+    if r.parallel.context > 1 and hardware_facts(r.hardware).device == "npu":
+        settings["context_parallel_size"] = r.parallel.context
+    return _under(f"{engine}.override_transformer_config", {**settings, **r.transformer})
+
+
+def _routing_replay(r: Recipe) -> bool | None:
+    """R3 trains on the experts the rollout chose, so the rollout must return them."""
+    asked = r.rollout.routing_replay
+    return True if asked is None and r.algorithm.router_replay == "R3" else asked
 
 
 def _under(prefix: str, tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,8 +418,10 @@ def _attempt(r: Recipe, attempt: int) -> str:
 
 def _overrides(known: Any, version: str, keys: Mapping[str, Any], *, keep_none: bool = False) -> tuple[str, ...]:
     """Turn {verl key: value} into Hydra overrides. None is left out, unless the user wrote it (`keep_none`)."""
-    given = ((key, value) for key, value in keys.items() if keep_none or value is not None)
-    return tuple(f"{_sign(known, version, key)}{key}={quote(value)}" for key, value in given)
+    said = [(verl_schema.spelled(known, key), value) for key, value in keys.items() if keep_none or value is not None]
+    if not keep_none:
+        said = [(k, v) for k, v in said if k.rpartition(".")[2] not in WHERE_DECLARED or verl_schema.declares(known, k)]
+    return tuple(f"{_sign(known, version, key)}{key}={quote(value)}" for key, value in said)
 
 
 def _sign(known: Any, version: str, key: str) -> str:

@@ -102,6 +102,7 @@ _BUCKETS = 350  # about the width of a panel in pixels: finer thinning could not
 def _rc(theme: Theme) -> dict[str, Any]:
     """The style as matplotlib settings, in force only while a figure is built or written."""
     return {
+        "font.family": ["DejaVu Sans", "sans-serif"],
         "text.color": theme.text,
         "text.parse_math": False,  # names of data sources are not ours: a `$` in one is a dollar
         "figure.facecolor": theme.surface,
@@ -119,7 +120,7 @@ def _rc(theme: Theme) -> dict[str, Any]:
         "path.simplify": True,
         "savefig.facecolor": "auto",
         "savefig.bbox": None,
-        "svg.fonttype": "path",  # the reader of an SVG need not have our font
+        "svg.fonttype": "none",  # text that can be searched and copied; a reader without our font gets a similar one
         "svg.hashsalt": "recipes",
     }
 
@@ -264,11 +265,34 @@ def ranges(steps: Sequence[int], limit: int = 3) -> str:
     return text + (f" and {len(runs) - limit} more" if len(runs) > limit else "")
 
 
+def _not_finite(steps: Sequence[int]) -> str:
+    return f"not finite at step{'s' if len(steps) > 1 else ''} {ranges(steps)}"
+
+
 # --- the page ---
 
 
 Label = tuple[float, str, str]
 """What stands at the right end of a line: its last value, the words, the colour."""
+
+
+@dataclass(frozen=True)
+class _Word:
+    """One line of text: where its baseline is anchored (inches from the lower left of the page), and how it looks."""
+
+    text: str
+    anchor: np.ndarray
+    ha: str
+    size: float
+    bold: bool
+
+    def outline(self) -> tuple[np.ndarray, np.ndarray]:
+        """Its path on the page: vertices in inches, codes."""
+        vertices, codes, width = _outline(self.text, self.size, self.bold)
+        return vertices + self.anchor - (width * _ANCHORS[self.ha], 0), codes
+
+
+_ANCHORS = {"left": 0.0, "center": 0.5, "right": 1.0}
 
 
 @dataclass
@@ -281,7 +305,7 @@ class _Page:
     span: tuple[float, float]
     training: bool
     drawn: set[str] = field(default_factory=set)
-    words: dict[str, list[tuple[str, np.ndarray, np.ndarray]]] = field(default_factory=dict)
+    words: dict[str, list[_Word]] = field(default_factory=dict)
     paper: list[tuple[float, float, float, float]] = field(default_factory=list)
 
     def series(self, key: str) -> Series:
@@ -300,10 +324,14 @@ def figure(
 
     Raises ValueError for an unknown theme, and what `as_metrics` raises for a table that is not one.
     """
+    return _whole(as_metrics(table), theme, title, total_steps, outlines=True)
+
+
+def _whole(metrics: Metrics, theme: str, title: str | None, total_steps: int | None, *, outlines: bool) -> Figure:
     import matplotlib
 
     with matplotlib.rc_context(_rc(_theme(theme))):
-        page = _page(as_metrics(table), _theme(theme), height=9.4, total_steps=total_steps)
+        page = _page(metrics, _theme(theme), height=9.4, total_steps=total_steps)
         cells = page.fig.add_gridspec(3, 2, left=0.05, right=0.85, top=0.888, bottom=0.042, wspace=0.58, hspace=0.42)
         _reward(page, cells[0, 0])
         _mismatch(page, cells[0, 1])
@@ -312,7 +340,7 @@ def figure(
         _length(page, cells[2, 0])
         _time(page, cells[2, 1])
         _heading(page, title, total_steps)
-        _print(page)
+        _print(page, outlines=outlines)
     return page.fig
 
 
@@ -334,17 +362,17 @@ def headline(
         )
         _reward(page, cells[0])
         _length(page, cells[1], strip=False)
-        _heading(page, title, total_steps)
-        _print(page)
+        _heading(page, title, total_steps, brief=True)
+        _print(page, outlines=True)
     return page.fig
 
 
 def png(fig: Figure, *, dpi: int = 100) -> bytes:
     """The figure as PNG. 100 dots an inch give 960 pixels; use 200 where the page is shown at half its size."""
-    return _png(fig, dpi=dpi, metadata={"Software": None})
+    return _png(fig, dpi=dpi, compress_level=4, metadata={"Software": None})
 
 
-def _png(fig: Figure, *, dpi: int, metadata: dict[str, str | None]) -> bytes:
+def _png(fig: Figure, *, dpi: int, compress_level: int, metadata: dict[str, str | None]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     file = io.BytesIO()
@@ -352,7 +380,7 @@ def _png(fig: Figure, *, dpi: int, metadata: dict[str, str | None]) -> bytes:
     fig.set_dpi(dpi)
     try:
         # Not fig.savefig: that draws everything twice, the first time for layouts this page does not use.
-        FigureCanvasAgg(fig).print_png(file, metadata=metadata, pil_kwargs={"compress_level": 4})
+        FigureCanvasAgg(fig).print_png(file, metadata=metadata, pil_kwargs={"compress_level": compress_level})
     finally:
         fig.set_dpi(usual)
     return file.getvalue()
@@ -374,13 +402,14 @@ def save(
     metrics = as_metrics(table)
     words = describe(metrics)
     paths = {}
-    light, dark = (figure(metrics, theme=name, title=title, total_steps=total_steps) for name in ("light", "dark"))
-    for fig, name in ((light, "curves.png"), (dark, "curves-dark.png")):
-        content = _png(fig, dpi=200, metadata={"Software": None, "Description": words})
+    for theme, name in (("light", "curves.png"), ("dark", "curves-dark.png")):
+        fig = figure(metrics, theme=theme, title=title, total_steps=total_steps)
+        content = _png(fig, dpi=200, compress_level=9, metadata={"Software": None, "Description": words})
         paths[name] = replace_file(Path(directory) / name, content)
     file = io.BytesIO()
     with matplotlib.rc_context(_rc(THEMES["light"])):
-        light.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Description": words})
+        fig = _whole(metrics, "light", title, total_steps, outlines=False)
+        fig.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Description": words})
     paths["curves.svg"] = replace_file(Path(directory) / "curves.svg", file.getvalue())
     paths["curves.csv"] = write_csv(metrics, Path(directory) / "curves.csv")
     return paths
@@ -410,15 +439,15 @@ def _page(metrics: Metrics, theme: Theme, *, height: float, total_steps: int | N
     )
 
 
-def _heading(page: _Page, title: str | None, total_steps: int | None) -> None:
+def _heading(page: _Page, title: str | None, total_steps: int | None, *, brief: bool = False) -> None:
     """Title, how far the run is, and whatever the panels can't show: other non-finite values, unreadable lines."""
-    at: dict[str, Any] = {"va": "top"}
     if title:
-        _say(page, None, 0.012, 1, _plain(title, 70), dy=-8, size=TITLE, bold=True, **at)
-    steps = page.metrics.table.index
-    of = f" of {total_steps}" if total_steps else ""
-    where = f"step {steps[-1]}{of}" if len(steps) else "no step yet"
-    _say(page, None, 0.988, 1, where, dy=-10, ha="right", color=page.theme.muted, **at)
+        _say(page, None, 0.012, 1, _plain(title, 70), dy=-8, va="top", size=TITLE, bold=True)
+    if title or not brief:
+        steps = page.metrics.table.index
+        of = f" of {total_steps}" if total_steps else ""
+        where = f"step {steps[-1]}{of}" if len(steps) else "no step yet"
+        _say(page, None, 0.988, 1, where, dy=-10, ha="right", va="top", color=page.theme.muted)
     notes = []
     others = [key for key in page.metrics.nonfinite if key not in page.drawn]
     if others:
@@ -428,7 +457,7 @@ def _heading(page: _Page, title: str | None, total_steps: int | None) -> None:
         lines = sorted({broken.line for broken in page.metrics.broken})
         notes.append(f"Unreadable in the metrics file: line {ranges(lines)}.")
     if notes:
-        _say(page, None, 0.012, 1, " ".join(notes), dy=-27, color=page.theme.alarm, **at)
+        _say(page, None, 0.012, 1, " ".join(notes), dy=-27 if title else -8, va="top", color=page.theme.alarm)
 
 
 # --- the panels ---
@@ -442,7 +471,7 @@ def _reward(page: _Page, cell: SubplotSpec) -> None:
     validation = [page.series(key) for key in validation_keys(page.metrics)]
     names = " · ".join([f"{stem}/mean", *(s.key for s in validation[:1])])
     more = len(validation_keys(page.metrics, limit=None)) - 1
-    names = _plain(names, 57) + (f" +{more} more" if more > 0 else "")
+    names = f"{_plain(names, 57)} +{more} more" if more > 0 else names
     ax = _axes(page, cell, "Reward per response", names)
     if not any(s.recorded for s in (mean, *validation)):
         return _absent(page, ax, f"{stem}/mean")
@@ -670,17 +699,17 @@ def _say(
     base = {"bottom": 0.24 * size, "center": -rest / 2 - 0.36 * size, "top": -rest - 0.86 * size}[va]
     words = page.words.setdefault(color or page.theme.text, [])
     for i, line in enumerate(reversed(lines)):
-        vertices, codes, width = _outline(line, size, bold)
-        left = dx - {"left": 0.0, "center": width / 2, "right": width}[ha]
-        origin = inches + np.divide((left, dy + base + i * step), 72)
+        word = _Word(line, inches + np.divide((dx, dy + base + i * step), 72), ha, size, bold)
+        words.append(word)
         if paper:
-            page.paper.append((*(origin - (0.03, 0.04)), width / 72 + 0.06, size / 72 + 0.05))
-        words.append((line, vertices + origin, codes))
+            width = _outline(line, size, bold)[2]
+            left, low = word.anchor - (width * _ANCHORS[ha] + 0.03, 0.04)
+            page.paper.append((left, low, width + 0.06, size / 72 + 0.05))
 
 
 @lru_cache(maxsize=2048)
 def _outline(line: str, size: float, bold: bool) -> tuple[np.ndarray, np.ndarray, float]:
-    """One line of text as (vertices in inches from its origin, path codes, width in points)."""
+    """One line of text from the origin: (vertices, path codes, width), in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
@@ -688,14 +717,14 @@ def _outline(line: str, size: float, bold: bool) -> tuple[np.ndarray, np.ndarray
         return np.empty((0, 2)), np.empty(0, dtype=np.uint8), 0.0
     font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")
     path = TextPath((0, 0), line, size=size, prop=font)
-    return path.vertices / 72, path.codes, float(path.vertices[:, 0].max())
+    return path.vertices / 72, path.codes, float(path.vertices[:, 0].max()) / 72
 
 
-def _print(page: _Page) -> None:
-    """Put all that was said on the page, as one shape for each colour.
+def _print(page: _Page, *, outlines: bool) -> None:
+    """Put all that was said on the page: as one shape for each colour, or (an SVG) as text that can be searched.
 
     A page says a hundred and thirty things. As matplotlib texts they take two thirds of a redraw (3.11 lays each of
-    them out anew); as outlines kept from the redraw before, and few artists, they take a twentieth.
+    them out anew); as outlines kept from the redraw before, in few shapes, they take a twentieth.
     """
     from matplotlib.patches import PathPatch, Rectangle
     from matplotlib.path import Path as Outline
@@ -705,9 +734,16 @@ def _print(page: _Page) -> None:
         box = Rectangle((x, y), width, height, fc=page.theme.surface, alpha=0.85, lw=0, transform=inches)
         page.fig.add_artist(box)
     for color, words in page.words.items():
-        outline = Outline(np.concatenate([v for _, v, _ in words]), np.concatenate([c for _, _, c in words]))
-        ink = PathPatch(outline, fc=color, lw=0, transform=inches, zorder=2)
-        ink.set_gid("text: " + " | ".join(line for line, _, _ in words))
+        if not outlines:
+            for word in words:
+                weight = "bold" if word.bold else "normal"
+                style = {"ha": word.ha, "va": "baseline", "size": word.size, "weight": weight, "color": color}
+                page.fig.text(*word.anchor, word.text, transform=inches, **style)
+            continue
+        vertices, codes = zip(*(word.outline() for word in words), strict=True)
+        ink = PathPatch(Outline(np.concatenate(vertices), np.concatenate(codes)), fc=color, lw=0, transform=inches)
+        ink.set_zorder(2)
+        ink.set_gid("text: " + " | ".join(word.text for word in words))
         page.fig.add_artist(ink)
 
 
@@ -776,12 +812,18 @@ def _draw(ax: Axes, s: Series, color: str) -> None:
     """
     close = len(s.values) > _BUCKETS
     x, y, alone = _path(s)
+    if not len(x):
+        return
     ax.plot(x, y, color=color, lw=0.8 if close else 1.6, alpha=0.35 if close else 1, zorder=3)
-    if alone.any():
-        ax.plot(x[alone], y[alone], ls="none", marker="o", ms=4, mew=0, color=color, zorder=3)
+    _dots(ax, x[alone], y[alone], color)
     if close:
         x, y, _ = _path(s, trailing_mean(s.values, _window(s)))
         ax.plot(x, y, color=color, lw=1.6, zorder=3)
+
+
+def _dots(ax: Axes, x: np.ndarray, y: np.ndarray, color: str) -> None:
+    if len(x):
+        ax.plot(x, y, ls="none", marker="o", ms=4, mew=0, color=color, zorder=3)
 
 
 def _window(s: Series) -> int:
@@ -837,14 +879,14 @@ def _smoothed(page: _Page, ax: Axes, mean: Series, stem: str) -> list[Label]:
         smooth = trailing_mean(mean.values, window)
         x, y, alone = _path(mean, smooth)
         ax.plot(x, y, color=color, lw=2, zorder=3)
-        ax.plot(x[alone], y[alone], ls="none", marker="o", ms=4, mew=0, color=color, zorder=3)
+        _dots(ax, x[alone], y[alone], color)
         name = f"mean of {window}" if window > 1 else "mean"
         labels.append((smooth[-1], f"{number(smooth[-1])} {name}", color))
     return labels
 
 
 def _band(page: _Page, stem: str) -> tuple[Series, Series]:
-    """Lowest and highest of each step. Not `page.series`: a cross would not fit a band, so the heading tells of these."""
+    """Lowest and highest of each step. Not by `page.series`: the heading, not a cross, tells of values lost here."""
     return series(page.metrics, f"{stem}/min"), series(page.metrics, f"{stem}/max")
 
 
@@ -943,7 +985,7 @@ def _crosses(page: _Page, ax: Axes, lines: dict[str, Series]) -> None:
         one = np.ones(len(at))
         ax.plot(at, one, ls="none", marker="x", ms=5, mew=1.4, color=alarm, transform=top, clip_on=False, zorder=5)
         who = "" if names == recorded else f"{' and '.join(_plain(name, 24) for name in names)} "
-        words = f"{who}not finite at step{'s' if len(steps) > 1 else ''} {ranges(steps)}"
+        words = who + _not_finite(steps)
         # Under its crosses, where there is no line to cover, unless that would leave the panel.
         near = steps[0] < page.span[0] + 0.5 * (page.span[1] - page.span[0])
         x, ha = (steps[0], "left") if near else (page.span[1], "right")
@@ -1016,7 +1058,7 @@ def describe(table: pd.DataFrame | Metrics) -> str:
 
 
 def _phrase(s: Series, name: str) -> str:
-    lost = f" (not finite at step {ranges(s.nonfinite)})" if s.nonfinite else ""
+    lost = f" ({_not_finite(s.nonfinite)})" if s.nonfinite else ""
     if not len(s.values):
         if lost:
             return name + lost

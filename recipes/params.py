@@ -95,6 +95,13 @@ def names() -> list[str]:
     return sorted(p.as_posix() for p in found if p.parts[0] not in FACTS and not p.name.startswith("base"))
 
 
+def title(name: str) -> str:
+    """Return a recipe's one line, without composing the rest of it. Raises RecipeError for an unknown name."""
+    layers, _ = _layers(_recipe_path(name))
+    titles = [s.value.text for layer in layers for s in layer if s.key == "title"]
+    return titles[-1] if titles else ""
+
+
 def compose(
     name: str,
     overrides: Iterable[str] = (),

@@ -26,8 +26,7 @@ class Model:
     path: str = item("???", "directory with config.json, tokenizer and safetensors, or a hub id")
     bridge: Optional[str] = item(
         None,
-        "what converts weights between Hugging Face and Megatron: NVIDIA's Megatron-Bridge, or mbridge, which verl calls "
-        "vanilla",
+        "what converts weights between Hugging Face and Megatron: NVIDIA's Megatron-Bridge, or mbridge, verl's vanilla",
         choices=("megatron_bridge", "mbridge"),
     )
     distributed_checkpoint: Optional[str] = item(None, "load these converted weights instead (dist_checkpointing_path)")
@@ -73,7 +72,7 @@ class FullyAsync:
     staleness: Optional[float] = item(None, "share of samples that may come from older weights", minimum=0)
     sync_every: Optional[int] = item(None, "updates between two weight syncs (trigger_parameter_sync_step)", minimum=1)
     mini_batches: Optional[int] = item(None, "mini batches fetched for an update (require_batches)", minimum=1)
-    partial_rollout: Optional[bool] = item(None, "continue interrupted responses after a sync, instead of dropping them")
+    partial_rollout: Optional[bool] = item(None, "continue responses a sync interrupts, instead of dropping them")
 
 
 @dataclass

@@ -5,20 +5,25 @@ verl is never imported. Its YAML files are enough to know every key, every defau
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import RecipeError, nearest
+from recipes.verl_history import instead, older
 
 # Groups with keys of their own that still take more, and who reads those. An empty mapping in verl's files is open too.
 OPEN_GROUPS = {
@@ -32,7 +37,11 @@ OPEN_NAMES = (
     "override_ddp_config",
     "override_optimizer_config",
     "mcore_kwargs",
+    "fsdp_kwargs",
 )
+
+# In the cache beside a release's files: their sizes, to know a truncated one.
+SIZES = "sizes.json"
 
 # How long pip may take to bring one wheel (about 2 MB), and how long the child that finds verl may take.
 FETCH_SECONDS = 120
@@ -50,12 +59,41 @@ print(json.dumps({"python": sys.version.split()[0], "verl": version,
 
 
 @dataclass(frozen=True)
+class Entry:
+    """A program of verl's that trains, and its configuration: the folder within the package, the name of the file."""
+
+    module: str
+    folder: str
+    config: str
+
+
+# By a recipe's mode. Both take the engine as model_engine, so the files named *_megatron_trainer are not needed; the
+# fully asynchronous one looks for verl/trainer/config in whatever folder it is started from.
+ENTRIES = {
+    "sync": Entry("verl.trainer.main_ppo", "trainer/config", "ppo_trainer"),
+    "fully_async": Entry(
+        "verl.experimental.fully_async_policy.fully_async_main",
+        "experimental/fully_async_policy/config",
+        "fully_async_ppo_trainer",
+    ),
+}
+
+
+@dataclass(frozen=True)
 class Schema:
-    """verl's configuration files of one version. `origin` says in words where they were found."""
+    """verl's configuration files of one version: `directory` is its trainer/config, `origin` where that was found."""
 
     version: str
     directory: Path
     origin: str
+
+    def folder(self, entry: Entry) -> Path:
+        return self.directory.parent.parent / entry.folder
+
+    @property
+    def engines(self) -> list[str]:
+        """The training engines this verl has (model_engine)."""
+        return sorted(path.stem for path in (self.directory / "model_engine").glob("*.yaml"))
 
 
 @dataclass(frozen=True)
@@ -95,14 +133,18 @@ def find(version: str, python: str = sys.executable, *, fetch: bool = True) -> S
     found = interpreter(python)
     if found.verl == version and found.verl_path:
         return Schema(version, found.verl_path / "trainer" / "config", f"verl {version} of {python}")
-    cached = cache() / version / "verl" / "trainer" / "config"
-    if not cached.is_dir():
-        if not fetch:
-            raise RecipeError(
-                f"verl {version} is neither installed in {python} nor cached: its keys could not be checked."
-            )
+    cached = cache() / version
+    fault = _fault(cached)
+    if fault and not fetch:
+        raise RecipeError(
+            f"verl {version} is not installed in {python}, and its cached configuration {fault}: its keys could not be "
+            "checked."
+        )
+    if fault:
+        if cached.exists():
+            warnings.warn(f"The cached configuration of verl {version} {fault}; it is fetched again.", stacklevel=2)
         _fetch(version)
-    return Schema(version, cached, f"the wheel of verl {version}")
+    return Schema(version, cached / "verl" / "trainer" / "config", f"the wheel of verl {version}")
 
 
 def cache() -> Path:
@@ -113,35 +155,45 @@ def cache() -> Path:
     return Path(place) / "verl"
 
 
+def _fault(cached: Path) -> str:
+    """Say what is wrong with a folder of the cache, as the end of a sentence; empty when all is there.
+
+    The sizes are those of the files as they came out of the wheel. A folder someone made by hand has no list of them.
+    """
+    if not (cached / "verl" / "trainer" / "config" / "ppo_trainer.yaml").is_file():
+        return "is not there"
+    listed = cached / SIZES
+    if not listed.is_file():
+        return ""
+    try:
+        sizes = json.loads(listed.read_text(encoding="utf-8"))
+    except ValueError:
+        return f"is damaged ({SIZES} cannot be read)"
+    for name, size in sizes.items():
+        found = (cached / name).stat().st_size if (cached / name).is_file() else 0
+        if found != size:
+            return f"is damaged ({name} has {found} of {size} bytes)"
+    return ""
+
+
 def _fetch(version: str) -> None:
-    """Bring the wheel of `version` with pip and keep its YAML files, all or none."""
+    """Bring the wheel of `version` with pip and keep its YAML files, all or none. A damaged one is fetched anew."""
     target = cache() / version
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{version}-") as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        command += [f"verl=={version}", "--dest", scratch]
-        reason = ""
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False)
-            if done.returncode != 0:
-                reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        except subprocess.TimeoutExpired:
-            reason = f"pip had no answer after {FETCH_SECONDS} s"
-        wheels = list(Path(scratch).glob("verl-*.whl"))
-        if reason or not wheels:
-            raise RecipeError(
-                f"verl {version} is not installed and its wheel could not be fetched ({reason or 'no wheel'}): "
-                "its keys could not be checked."
-            )
         unpacked = Path(scratch) / "unpacked"
         try:
-            with zipfile.ZipFile(wheels[0]) as wheel:
-                files = [n for n in wheel.namelist() if n.endswith((".yaml", ".yml")) and "/config/" in n]
-                wheel.extractall(unpacked, files)
-        except zipfile.BadZipFile as fault:
-            raise RecipeError(
-                f"The wheel of verl {version} is damaged ({fault}); clear pip's cache and try again."
-            ) from fault
+            _unpack(_download(version, scratch), unpacked)
+        except (zipfile.BadZipFile, zlib.error) as fault:
+            warnings.warn(f"The wheel of verl {version} is damaged ({fault}); it is fetched again.", stacklevel=3)
+            shutil.rmtree(unpacked, ignore_errors=True)
+            try:
+                _unpack(_download(version, scratch, "--no-cache-dir"), unpacked)
+            except (zipfile.BadZipFile, zlib.error) as again:
+                raise RecipeError(
+                    f"The wheel of verl {version} is damaged, in pip's cache and where pip gets it from ({again}): its "
+                    "keys could not be checked."
+                ) from again
         if not (unpacked / "verl" / "trainer" / "config").is_dir():
             raise RecipeError(f"The wheel of verl {version} has no trainer/config: this version is not understood.")
         if target.exists():
@@ -149,31 +201,109 @@ def _fetch(version: str) -> None:
         unpacked.rename(target)
 
 
-def compose(schema: Schema, overrides: Sequence[str], config_name: str = "ppo_trainer") -> Any:
+def _download(version: str, folder: str, *options: str) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *options]
+    command += [f"verl=={version}", "--dest", folder]
+    for earlier in Path(folder).glob("verl-*.whl"):
+        earlier.unlink()
+    reason = ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False)
+        if done.returncode != 0:
+            reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+            # pip reads a wheel's metadata itself, and says so when it cannot.
+            if re.search(r"invalid|not a zip|bad zip|do not match the hashes", done.stderr, re.IGNORECASE):
+                raise zipfile.BadZipFile(reason)
+    except subprocess.TimeoutExpired:
+        reason = f"pip had no answer after {FETCH_SECONDS} s"
+    wheels = list(Path(folder).glob("verl-*.whl"))
+    if reason or not wheels:
+        raise RecipeError(
+            f"verl {version} is not installed and its wheel could not be fetched ({reason or 'no wheel'}): "
+            "its keys could not be checked."
+        )
+    return wheels[0]
+
+
+def _unpack(wheel: Path, folder: Path) -> None:
+    """Take the configuration files out of a wheel. Raises BadZipFile or zlib.error when it is truncated or damaged."""
+    with zipfile.ZipFile(wheel) as archive:
+        files = [n for n in archive.namelist() if n.endswith((".yaml", ".yml")) and "/config/" in n]
+        archive.extractall(folder, files)
+        sizes = {name: archive.getinfo(name).file_size for name in files}
+    (folder / SIZES).write_text(json.dumps(sizes), encoding="utf-8")
+
+
+def compose(schema: Schema, overrides: Sequence[str], entry: Entry = ENTRIES["sync"]) -> Any:
     """Compose verl's configuration with Hydra, as verl itself would. Returns an OmegaConf DictConfig.
 
-    Raises RecipeError with Hydra's reason in one sentence.
+    Files are read once for an engine and entry; settings of single keys are then applied by Hydra's own function in
+    Hydra's own order: the same configuration in a fraction of the time. Raises RecipeError with Hydra's reason.
     """
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as fault:
+        raise RecipeError(f"verl {schema.version} refuses the configuration: {_reason(fault)}") from fault
+    own = [o for o in parsed if o.key_or_group != "hydra.run.dir"]  # differs from run to run and decides no key
+    chosen = [o for o in own if _chooses_files(schema, o)]
+    settings = [o for o in own if o not in chosen]
+    config = copy.deepcopy(_read(schema, tuple(o.input_line for o in chosen), entry))
+    try:
+        ConfigLoaderImpl._apply_overrides_to_config(settings, config)
+    except (HydraException, OmegaConfBaseException) as fault:
+        raise RecipeError(f"verl {schema.version} refuses the configuration: {_reason(fault)}") from fault
+    return config
+
+
+def _chooses_files(schema: Schema, override: Any) -> bool:
+    """Say whether an override names a group of files (model_engine=…) or a setting of Hydra's, not a key of verl's."""
+    key = override.key_or_group
+    return override.package is not None or key.startswith("hydra.") or (schema.directory / key).is_dir()
+
+
+@functools.lru_cache(maxsize=16)
+def _read(schema: Schema, choices: tuple[str, ...], entry: Entry) -> Any:
+    """Compose verl's files with nothing but groups chosen (a DictConfig; never to be changed)."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    # The other entry looks for these files by importing verl, which takes seconds and may not be installed here.
+    beside = [] if entry == ENTRIES["sync"] else [f"hydra.searchpath=[file://{schema.directory}]"]
     try:
-        with hydra.initialize_config_dir(str(schema.directory), version_base=None):
-            return hydra.compose(config_name=config_name, overrides=list(overrides))
+        with hydra.initialize_config_dir(str(schema.folder(entry)), version_base=None):
+            return hydra.compose(config_name=entry.config, overrides=[*choices, *beside])
     except (HydraException, OmegaConfBaseException) as fault:
-        causes = [str(fault), *([str(fault.__cause__)] if fault.__cause__ else [])]
-        reason = " ".join(line.strip() for cause in causes for line in cause.splitlines()[:2] if line.strip())
-        raise RecipeError(f"verl {schema.version} refuses the configuration: {reason}") from fault
+        raise RecipeError(f"verl {schema.version} refuses the configuration: {_reason(fault)}") from fault
     finally:
         GlobalHydra.instance().clear()
 
 
-@functools.lru_cache(maxsize=8)
-def defaults(schema: Schema, engine: str, config_name: str = "ppo_trainer") -> Any:
-    """Return verl's configuration with nothing but the engine chosen (a DictConfig; treat it as read-only)."""
-    return compose(schema, [f"model_engine={engine}"], config_name)
+def _reason(fault: Exception) -> str:
+    """Return Hydra's reason in one line, and what became of a key that verl once had."""
+    causes = [str(fault), *([str(fault.__cause__)] if fault.__cause__ else [])]
+    lines = [line.strip() for cause in causes for line in cause.splitlines()[:2] if line.strip()]
+    named = re.search(r"Could not override '([^']+)'|Error merging override \+*([^\s=]+)", str(fault))
+    return " ".join(lines) + (instead(named[1] or named[2]) if named else "")
+
+
+def defaults(schema: Schema, engine: str, entry: Entry = ENTRIES["sync"]) -> Any:
+    """Return verl's configuration with nothing but the engine chosen (a DictConfig; treat it as read-only).
+
+    Raises RecipeError when this verl has no such engine.
+    """
+    if engine not in schema.engines:
+        raise RecipeError(
+            f"engine={engine}: verl {schema.version} has no such training engine; it has {', '.join(schema.engines)}."
+            + (" MindSpeed's was in verl 0.8.0 and 0.9.0: choose a stack with one of those." * (engine == "mindspeed"))
+        )
+    return _read(schema, (f"model_engine={engine}",), entry)
 
 
 def declares(config: Any, key: str) -> bool:
@@ -208,7 +338,13 @@ def is_open(config: Any, key: str) -> bool:
 
 def unknown(config: Any, key: str, version: str) -> str:
     """Return the sentence for a key this verl does not have, with the nearest keys it has."""
-    return f"verl {version} has no key {key!r}{nearest(key, _keys(config))}."
+    return f"verl {version} has no key {key!r}{instead(key) or nearest(key, _keys(config))}."
+
+
+def spelled(config: Any, key: str) -> str:
+    """Return `key` as this verl spells it: the older name where only that one is declared."""
+    known = older(key)
+    return known if known and not declares(config, key) and declares(config, known) else key
 
 
 def _node(config: Any, key: str) -> Any:

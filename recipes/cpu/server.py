@@ -115,6 +115,9 @@ class Weights:
             )
 
 
+Waiting = tuple[Sampling, Request, asyncio.Future[Response]]
+
+
 class Server:
     """Ray actor that answers the requests of one replica; requests that come together share a batch."""
 
@@ -126,7 +129,7 @@ class Server:
         self._response_length = response_length
         self._eos_token_ids = _eos_token_ids(model_dir)
         self._weights_of_step: int | None = None
-        self._waiting: list[tuple[Sampling, Request, asyncio.Future[Response]]] = []
+        self._waiting: list[Waiting] = []
         self._repeats: Counter[tuple[int | None, tuple[int, ...]]] = Counter()
         self._arrival = asyncio.Event()
         self._answering: asyncio.Task | None = None
@@ -169,23 +172,29 @@ class Server:
 
     async def _answer_waiting(self) -> None:
         while self._waiting:
-            await self._settle()
-            sampling = self._waiting[0][0]
-            batch = [waiting for waiting in self._waiting if waiting[0] == sampling]
-            self._waiting = [waiting for waiting in self._waiting if waiting[0] != sampling]
-            batch.sort(key=lambda waiting: waiting[1].seed)  # the same batch whatever the order of arrival
-            requests, answers = [request for _, request, _ in batch], [answer for _, _, answer in batch]
-            model, eos = self._weights.model, self._eos_token_ids
+            batch = self._waiting
             try:
-                responses = await asyncio.to_thread(respond, model, requests, sampling, eos, eos[0])
+                await self._settle()
+                batch = self._take_batch()
+                requests = [request for _, request, _ in batch]
+                model, eos = self._weights.model, self._eos_token_ids
+                responses = await asyncio.to_thread(respond, model, requests, batch[0][0], eos, eos[0])
             except Exception as error:  # noqa: BLE001  each request raises it in its own agent loop
-                for answer in answers:
+                self._waiting = [waiting for waiting in self._waiting if waiting not in batch]
+                for _, _, answer in batch:
                     if not answer.done():
                         answer.set_exception(error)
                 continue
-            for answer, response in zip(answers, responses, strict=True):
+            for (_, _, answer), response in zip(batch, responses, strict=True):
                 if not answer.done():  # the caller's deadline may have cancelled it
                     answer.set_result(response)
+
+    def _take_batch(self) -> list[Waiting]:
+        """Remove from the queue all that are sampled as the first is; in an order that does not tell how they came."""
+        sampling = self._waiting[0][0]
+        batch = [waiting for waiting in self._waiting if waiting[0] == sampling]
+        self._waiting = [waiting for waiting in self._waiting if waiting[0] != sampling]
+        return sorted(batch, key=lambda waiting: waiting[1].seed)
 
     async def _settle(self) -> None:
         """Wait until no request came for a while, so that requests of one step share a batch."""

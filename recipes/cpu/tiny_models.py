@@ -123,6 +123,8 @@ def tiny_model(name: str, out: str | Path, seed: int = 0, shards: int = 1, mtp: 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            # transformers zeroes the pad token's row, and a zero into RMSNorm has a gradient of 1/√eps = 1000
+            torch.nn.init.normal_(model.get_input_embeddings().weight, std=config.initializer_range)
             model.save_pretrained(folder)  # in the layout of published checkpoints: experts one by one
             _rewrite_weights(folder, config, shards, recipe["mtp"])
         _tokenizer(_GLM_CHAT if name == "glm5_2" else _CHATML).save_pretrained(folder)

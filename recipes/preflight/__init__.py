@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipes.preflight import batch, files, layout, software  # noqa: F401  (importing them registers their rules)
+from recipes.preflight import batch, engines, files, layout, software  # noqa: F401  (importing them registers their rules)
 from recipes.preflight.rules import RULES, Subject, check, refuse, subject
 
 __all__ = ["RULES", "Subject", "check", "refuse", "subject"]

@@ -1,0 +1,1 @@
+"""Modules that training processes are better off without; the folder stands first on their PYTHONPATH."""
