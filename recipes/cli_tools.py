@@ -165,8 +165,8 @@ def migrate_command(
 ) -> None:
     """Turn a verl launch script, or its arguments, into a recipe, and report what became of each key.
 
-    The script is read, never run. Options come first; what follows the script are its own arguments. Exit code 1 when
-    something could not be carried over: the recipe is written all the same, and names it.
+    The script is read, never run; what follows it are its own arguments. Exit code 1 when something is left open: the
+    recipe is written all the same, and names it.
 
     \b
         recipes migrate --stack ascend-9.1.0 -o mine.yaml run_qwen3.sh

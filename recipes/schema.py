@@ -263,7 +263,7 @@ class Recipe:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     trainer: Trainer = field(default_factory=Trainer)
     prepare: list[str] = item([], "module and arguments that make model and data here (python -m …), before preflight")
-    external_modules: list[str] = item([], "modules verl imports first (VERL_USE_EXTERNAL_MODULES), in order")
+    external_modules: list[str] = item([], "modules verl imports first, after those the environment names, in order")
     env: dict[str, str] = item({}, "environment variables of the run")
     verl: dict[str, Any] = item({}, "any other verl key, checked against the stack's verl")
     extra_args: list[str] = item([], "Hydra overrides passed as they are, last")

@@ -30,6 +30,7 @@ def findings(name, *overrides):
             "from verl 0.9.1 on, and this stack has 0.8.0",
         ),
         (QUICK, ["stack=cpu"], "engine.adaptor", "no MegatronAdaptor"),
+        (QUICK, ["stack=ascend-9.0.0", "algorithm.router_replay=R3"], "stack.router_replay", "this stack has v0.18.0"),
         ("quickstart/grpo", ["stack=ascend-9.1.0"], "stack.hardware", "this stack is for atlas_a2, atlas_a3"),
         (QUICK, ["devices=16"], "hardware.devices", "a node has 8 devices"),
         (ASYNC, ["fully_async.rollout_devices=32"], "hardware.devices", "a node has 16 devices"),

@@ -50,9 +50,9 @@ def check_versions(known: dict[str, tuple[str, ...]] = KNOWN_VERSIONS) -> None:
             found = "none"
         if found.partition("+")[0] not in versions:
             raise UnknownVersion(
-                f"recipes.cpu.adaptor knows {name} {' or '.join(versions)}, and this environment has {found}. It changes "
-                f"code of {name}, and would have to guess. Install the package's `cpu` extra, which pins these versions, "
-                "or leave recipes.cpu.adaptor out of VERL_USE_EXTERNAL_MODULES."
+                f"recipes.cpu.adaptor knows {name} {' or '.join(versions)}, and this environment has {found}. It "
+                f"changes code of {name}, and would have to guess. Install the package's `cpu` extra, which pins these "
+                "versions, or leave recipes.cpu.adaptor out of VERL_USE_EXTERNAL_MODULES."
             )
 
 

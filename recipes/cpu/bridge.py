@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 
 from recipes.cpu.import_hook import after, around
-from recipes.cpu.replace import expect, replace
+from recipes.cpu.replace import expect, expect_attribute, replace
 
 
 def install() -> None:
@@ -35,14 +35,14 @@ _IMPORTED_FIRST = {
         "megatron.bridge.peft.utils",
     ),
 }
-"""Modules that import TransformerEngine without asking whether it is there, and what they import besides: these ask, and
-must not take the placeholder for the real thing."""
+"""Modules that import TransformerEngine without asking whether it is there, and what they import besides: these ask,
+and must not take the placeholder for the real thing."""
 
 
 @contextmanager
 def without_transformer_engine(name: str) -> Iterator[None]:
-    """megatron.bridge.peft.{lora,lora_layers} need transformer_engine.pytorch for the base class of TELinearAdapter, for
-    annotations and for class comparisons. A placeholder stands in while the body of module `name` runs.
+    """megatron.bridge.peft.{lora,lora_layers} need transformer_engine.pytorch for the base class of TELinearAdapter,
+    for annotations and for class comparisons. A placeholder stands in while the body of module `name` runs.
     """
     for other in _IMPORTED_FIRST[name]:
         importlib.import_module(other)
@@ -66,9 +66,7 @@ def build_local_layers(module: ModuleType) -> None:
     """transformer_engine_layer_spec (megatron.bridge.models.gpt_provider) is the default of every dense and MoE
     provider; its neighbour local_layer_spec builds the same model from Megatron's own layers.
     """
-    expect(
-        callable(getattr(module, "local_layer_spec", None)), f"{module.__name__}.local_layer_spec", "none", "present"
-    )
+    expect_attribute(module, "local_layer_spec")
     replace(module, "transformer_engine_layer_spec", module.local_layer_spec, parameters="config")
 
 

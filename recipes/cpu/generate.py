@@ -30,8 +30,8 @@ class Sampling:
         ):
             if not allowed:
                 raise ValueError(
-                    f"The rollout cannot sample with {name}={value}: max_new_tokens is at least 1, temperature at least "
-                    "0 (0 is greedy), top_k at least 1 or -1 for all, top_p above 0 and at most 1."
+                    f"The rollout cannot sample with {name}={value}: max_new_tokens is at least 1, temperature at "
+                    "least 0 (0 is greedy), top_k at least 1 or -1 for all, top_p above 0 and at most 1."
                 )
 
 
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """Token ids, end of sequence included; their log-probabilities (nats) under the distribution they were drawn from."""
+    """Token ids, end of sequence included, and their log-probabilities (nats) in the distribution they come from."""
 
     tokens: list[int]
     log_probs: list[float]

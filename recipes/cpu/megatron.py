@@ -62,16 +62,16 @@ def give_split_sizes_as_numbers(module: ModuleType) -> None:
 
 def leave_out_hadamard_rotation(module: ModuleType) -> None:
     """rotate_activation (megatron.core.transformer.experimental_attention_variant.dsa) is a CUDA kernel. It applies
-    one orthogonal matrix to the indexer's queries and keys alike, so their products, and the chosen tokens, are the same
-    without it. transformers' GLM does not rotate either.
+    one orthogonal matrix to the indexer's queries and keys alike, so their products, and the chosen tokens, are the
+    same without it. transformers' GLM does not rotate either.
     """
     replace(module, "rotate_activation", lambda x: x, parameters="x")
 
 
 def build_dsa_from_torch_layers(module: ModuleType) -> None:
     """get_dsa_module_spec_for_backend and _get_backend_spec_provider
-    (megatron.core.models.gpt.experimental_attention_variant_module_specs) know TransformerEngine's layers only. Here the
-    same attention is built from Megatron's own layers, with the q and kv norms as modules of their own, because no
+    (megatron.core.models.gpt.experimental_attention_variant_module_specs) know TransformerEngine's layers only. Here
+    the same attention is built from Megatron's own layers, with the q and kv norms as modules of their own, because no
     linear layer here fuses them.
     """
     from megatron.core.models.backends import LocalSpecProvider

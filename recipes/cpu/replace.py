@@ -1,6 +1,7 @@
 """Replaces one attribute of a module or class, after checking that it is the one this code was written for."""
 
 import inspect
+from types import ModuleType
 from typing import Any
 
 
@@ -9,14 +10,6 @@ class UnknownCode(RuntimeError):
 
     Not an ImportError on purpose: verl turns those into warnings and goes on without the engine.
     """
-
-
-def where(owner: Any, name: str) -> str:
-    return (
-        f"{getattr(owner, '__module__', None) or owner.__name__}.{getattr(owner, '__qualname__', '')}.{name}".replace(
-            "..", "."
-        )
-    )
 
 
 def expect(condition: bool, place: str, found: str, known: str) -> None:
@@ -29,15 +22,20 @@ def expect(condition: bool, place: str, found: str, known: str) -> None:
         )
 
 
-def replace(owner: Any, name: str, new: Any, parameters: str | None = None) -> Any:
+def expect_attribute(owner: ModuleType | type, name: str) -> str:
+    """Full name of attribute `name` of a module or class; UnknownCode when it is not there."""
+    path = owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+    expect(hasattr(owner, name), f"{path}.{name}", "no such attribute", "present")
+    return f"{path}.{name}"
+
+
+def replace(owner: ModuleType | type, name: str, new: Any, parameters: str | None = None) -> Any:
     """Set `owner.name = new` and return the old value.
 
     `parameters` lists the names a known callable takes, separated by spaces; None when `owner.name` is not a plain
     Python function. Raises UnknownCode when the attribute is missing or its parameters differ.
     """
-    place = where(owner, name)
-    old = inspect.getattr_static(owner, name, None)
-    expect(old is not None, place, "no such attribute", "present")
+    place = expect_attribute(owner, name)
     old = getattr(owner, name)
     if parameters is not None:
         found = " ".join(inspect.signature(old).parameters)

@@ -47,8 +47,8 @@ def sampling_of(params: Mapping[str, Any], response_length: int) -> Sampling:
     if unknown or params.get("repetition_penalty", 1.0) != 1.0:
         ignored = ", ".join(f"{name}={params[name]!r}" for name in sorted(unknown or {"repetition_penalty"}))
         raise ValueError(
-            f"rollout.name=hf_cpu cannot sample with {ignored}: it knows temperature, top_k, top_p and the length. Leave "
-            "that out, or choose another rollout."
+            f"rollout.name=hf_cpu cannot sample with {ignored}: it knows temperature, top_k, top_p and the length. "
+            "Leave that out, or choose another rollout."
         )
     limit = params.get("max_tokens", params.get("max_new_tokens", response_length))
     return Sampling(
@@ -60,8 +60,8 @@ def sampling_of(params: Mapping[str, Any], response_length: int) -> Sampling:
 
 
 def request_seed(seed: int | None, prompt: tuple[int, ...], repeat: int) -> int:
-    """128 bits for one request's random stream. `seed` says which trajectory it is, the prompt which turn of it; `repeat`
-    tells apart requests that agree in both (the same row of a data set twice in a batch).
+    """128 bits for one request's random stream. `seed` says which trajectory it is, the prompt which turn of it;
+    `repeat` tells apart requests that agree in both (the same row of a data set twice in a batch).
     """
     return int.from_bytes(hashlib.blake2b(repr((seed, prompt, repeat)).encode(), digest_size=16).digest())
 
@@ -226,5 +226,3 @@ def _eos_token_ids(model_dir: str) -> list[int]:
             f"{model_dir} names no eos_token_id in generation_config.json or config.json: no response could end."
         )
     return [found] if isinstance(found, int) else list(found)
-
-

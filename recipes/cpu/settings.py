@@ -13,7 +13,7 @@ RANK_RESOURCE = "cpu_rank"
 "GPU": Ray refuses to offer more of those than CUDA_VISIBLE_DEVICES, which is empty, names."""
 
 PYTHONPATH = str(Path(__file__).with_name("absent"))
-"""To stand first on PYTHONPATH: saves every one of Ray's dozen processes three to four seconds (`recipes.cpu.absent`)."""
+"""To stand first on PYTHONPATH: saves each of Ray's dozen processes three to four seconds (`recipes.cpu.absent`)."""
 
 ENVIRONMENT: dict[str, str] = {
     # Loads the CPU target into every process that imports verl. Merge with the modules of recipe and user.
@@ -59,8 +59,8 @@ def transformer_config(model_type: str) -> dict[str, Any]:
     return fields
 
 
-def verl_keys(ranks: int, model_type: str, reference: bool = False) -> dict[str, Any]:
-    """verl's keys for `ranks` training ranks on this machine; `reference` when the run has a reference policy."""
+def verl_keys(ranks: int, model_type: str) -> dict[str, Any]:
+    """verl's keys for `ranks` training ranks on this machine, and a model of Hugging Face's `model_type`."""
     keys: dict[str, Any] = {
         "model_engine": "megatron",
         "trainer.device": "cpu",
@@ -86,12 +86,12 @@ def verl_keys(ranks: int, model_type: str, reference: bool = False) -> dict[str,
         "actor_rollout_ref.rollout.dtype": "float32",
         # Megatron's own attention takes padded sequences, not packed ones.
         "actor_rollout_ref.model.use_remove_padding": False,
-    }
-    for role in ("actor", "ref") if reference else ("actor",):
-        megatron = f"actor_rollout_ref.{role}.megatron"
-        keys[f"{megatron}.use_remove_padding"] = False
+        # The reference policy takes this and the transformer config from the actor.
+        "actor_rollout_ref.actor.megatron.use_remove_padding": False,
         # torch's RMSNorm, which stands in for TransformerEngine's, does not know about it.
-        keys[f"{megatron}.sequence_parallel"] = False
-        for field, value in transformer_config(model_type).items():
-            keys[f"{megatron}.override_transformer_config.{field}"] = value
-    return keys
+        "actor_rollout_ref.actor.megatron.sequence_parallel": False,
+        "actor_rollout_ref.ref.megatron.sequence_parallel": False,
+    }
+    fields = transformer_config(model_type)
+    prefix = "actor_rollout_ref.actor.megatron.override_transformer_config"
+    return keys | {f"{prefix}.{field}": value for field, value in fields.items()}

@@ -24,8 +24,8 @@ SPECIAL = (
     "<|assistant|>",
     "<|observation|>",
 )
-"""verl's token builder looks for <|im_end|> and a newline of its own in a Qwen tokenizer, for <|user|> and <|observation|>
-in a GLM one."""
+"""verl's token builder looks for <|im_end|> and a newline of its own in a Qwen tokenizer, for <|user|> and
+<|observation|> in a GLM one."""
 
 VOCABULARY = 64
 """Words from SPECIAL on; even, so that two tensor-parallel ranks can halve it."""
@@ -165,7 +165,7 @@ def _rewrite_weights(folder: Path, config, shards: int, mtp: bool) -> None:
         save_file(weights | extra, whole, {"format": "pt"})
         return
     whole.unlink()
-    names = sorted(weights)
+    names = sorted(weights, key=lambda name: (name.startswith("lm_head"), name))  # the head last, as it is published
     half = len(names) // 2
     files = {
         "model-00001-of-00002.safetensors": {name: weights[name] for name in names[:half]},

@@ -8,7 +8,7 @@ import time
 from types import ModuleType
 
 from recipes.cpu.import_hook import after
-from recipes.cpu.replace import UnknownCode, expect, replace
+from recipes.cpu.replace import UnknownCode, expect, expect_attribute, replace
 from recipes.cpu.settings import RANK_RESOURCE
 
 POLL_SECONDS = 0.1
@@ -46,15 +46,10 @@ def install() -> None:
 
 def build_full_attention_mask(module: ModuleType) -> None:
     """preprocess_bshd_engine and postprocess_bshd_engine (verl.models.mcore.util) hand Megatron a [batch, sequence]
-    mask that only TransformerEngine's attention takes. Its own DotProductAttention wants [batch, 1, sequence, sequence],
-    True where a query must not look, which is what verl builds when it believes to be on an NPU.
+    mask that only TransformerEngine's attention takes. Its own DotProductAttention wants [batch, 1, sequence,
+    sequence], True where a query must not look, which is what verl builds when it believes to be on an NPU.
     """
-    expect(
-        callable(getattr(module, "_build_npu_attn_mask", None)),
-        f"{module.__name__}._build_npu_attn_mask",
-        "none",
-        "present",
-    )
+    expect_attribute(module, "_build_npu_attn_mask")
     replace(module, "is_npu_available", True)
 
 
@@ -125,10 +120,10 @@ def order_trajectories(module: ModuleType) -> None:
 
 
 def raise_first_cause(module: ModuleType) -> None:
-    """ReplayBuffer._sync_metadata_from_transfer_queue (verl.trainer.ppo.v1.replay_buffer): in a synchronous run verl pads
-    responses that failed, or says that nothing could be materialised, while the reason scrolls by in another process.
-    Raise in the trainer with the first reason, as `seed_each_trajectory` wrote it down. A run that asked for failed
-    groups to be refilled (trainer.v1.sampler.sync_refill_failed_groups) keeps verl's behaviour.
+    """ReplayBuffer._sync_metadata_from_transfer_queue (verl.trainer.ppo.v1.replay_buffer): in a synchronous run verl
+    pads responses that failed, or says that nothing could be materialised, while the reason scrolls by in another
+    process. Raise in the trainer with the first reason, as `seed_each_trajectory` wrote it down. A run that asked for
+    failed groups to be refilled (trainer.v1.sampler.sync_refill_failed_groups) keeps verl's behaviour.
     """
 
     def sync_metadata(self):
@@ -140,15 +135,16 @@ def raise_first_cause(module: ModuleType) -> None:
         if tags:
             first = min(tags, key=lambda tag: tag["failed_at"])
             raise RolloutFailed(
-                f"A response could not be generated or scored, so the step cannot be trained on: {first['failed_because']}"
+                "A response could not be generated or scored, so the step cannot be trained on: "
+                f"{first['failed_because']}"
             )
 
     known = replace(module.ReplayBuffer, "_sync_metadata_from_transfer_queue", sync_metadata, parameters="self")
 
 
 def stop_without_progress(module: ModuleType) -> None:
-    """ReplayBuffer._wait_for_next_poll (verl.trainer.ppo.v1.replay_buffer) waits for ever when the process that runs the
-    agent loops has died. End the run when nothing changed for twice the deadline.
+    """ReplayBuffer._wait_for_next_poll (verl.trainer.ppo.v1.replay_buffer) waits for ever when the process that runs
+    the agent loops has died. End the run when nothing changed for twice the deadline.
     """
 
     def wait_for_next_poll(self, partition_id, last_debug_time):

@@ -104,7 +104,7 @@ def migrate(
         mode = "sync"
     engine = _engine(given, schema)
     known = verl_schema.defaults(schema, engine, verl_schema.ENTRIES[mode])
-    target = _present(given.values, known, version, report)
+    target = _present(given, known, version, report)
     hardware = hardware or _hardware(target, report)
     rollout = str(target.get("actor_rollout_ref.rollout.name", "vllm"))
     asked = _Draft(
@@ -267,15 +267,15 @@ class _Report:
         return shell.fill(text, lambda number: self.reading.unknowns[number].source)
 
 
-def _present(values: Mapping[str, Any], known: Any, version: str, report: _Report) -> dict[str, Any]:
+def _present(given: _Given, known: Any, version: str, report: _Report) -> dict[str, Any]:
     """Return the launch's keys under the names this verl has; what has none is reported."""
     made: dict[str, Any] = {}
-    for key, value in values.items():
+    for key, value in given.values.items():
         if key == "model_engine" or key.startswith("hydra."):
             if key.startswith("hydra."):
                 report.change(key, value, "Hydra's folders belong to the run directory")
             continue
-        now = names.renamed(known, version, key)
+        now = names.renamed(known, version, key, added=key in given.added)
         if now and not now.key:
             report.change(key, value, f"left out: {now.sentence}")
             continue
@@ -324,6 +324,8 @@ class _Draft:
     settings: dict[str, Any] = field(default_factory=dict)  # by recipe key; free mappings as prefix.key
     extra: list[str] = field(default_factory=list)
     idle: Mapping[str, str] = field(default_factory=dict)
+    repeated: set[str] = field(default_factory=set)  # settings that only say what the base says
+    given_by_us: set[str] = field(default_factory=set)
     read_later: dict[str, list[str]] = field(default_factory=dict)  # environment variable → keys that hold it
 
     def settle(
@@ -336,9 +338,11 @@ class _Draft:
             self.report.change(key, "", "taken out of verl's configuration, as in the script (extra_args)")
         self.environment(given)
         wanted = self.wanted(target)
+        target = {key: self.referred(key, value, wanted) for key, value in target.items()}
         self.idle = names.idle(wanted)
         target = self.effective(target)
         self.propose(target, wanted)
+        self.missing(target)
         self.settings["model.name"] = model or self.model(target)
         self.prepare()
         self.adaptor()
@@ -379,6 +383,9 @@ class _Draft:
                 else:
                     self.report.lose(key, value, verl_schema.unknown(self.known, key, self.schema.version))
                 continue
+            if re.search(r"\$\{[\w.]+:", text):
+                self.report.lose(key, value, "only Hydra can tell what this stands for, when the run starts")
+                continue
             if unknowns and not self.fits_text(key):
                 self.report.lose(key, value, f"not known from the script alone: {_how(unknowns[0])}")
                 continue
@@ -407,6 +414,13 @@ class _Draft:
         overrides += self.extra
         entry = verl_schema.ENTRIES[self.head["mode"]]
         return _resolved(verl_schema.compose(self.schema, overrides, entry))
+
+    def referred(self, key: str, value: Any, wanted: Mapping[str, Any]) -> Any:
+        """Return the text that verl's ${…} in a value stand for: in a recipe they would mean the recipe's own keys."""
+        if "${" not in str(value) or "${" in str(wanted.get(key)):
+            return value
+        self.report.change(key, value, f"verl's references are filled in: {self.report.shown(wanted[key])}")
+        return wanted[key]
 
     def effective(self, target: Mapping[str, Any]) -> dict[str, Any]:
         """Leave out, and report, what has no effect in this run."""
@@ -462,6 +476,11 @@ class _Draft:
                 texts = {key: quote(wanted.get(key)) for key in caused}
                 if caused and texts == dict(caused) and any(key in target for key in caused):
                     self.settings[name] = choice
+        for key, name in self.inverse.switches.items():
+            if target.get(key):
+                self.settings[name] = True
+                if not str(target[key]).startswith(self.run_dir()):
+                    self.report.change(key, target[key], f"kept with each attempt instead ({name})")
         devices, nodes = self.settings.pop("devices", None), self.settings.get("nodes")
         if devices is not None and devices != params.hardware_facts(self.head["hardware"]).devices_per_node:
             self.settings["devices"] = devices
@@ -471,6 +490,8 @@ class _Draft:
             prefix = next((p for p in self.inverse.free if key.startswith(p)), None)
             if prefix and key not in self.inverse.by_verl:
                 self.free(prefix, key, value)
+            elif key not in (*self.inverse.by_verl, *self.inverse.switches) and _raw(self.known, key) is not None:
+                self.settings[f"verl.{key}"] = value
 
     def free(self, prefix: str, key: str, value: Any) -> None:
         mapping, name = self.inverse.free[prefix], key.removeprefix(prefix)
@@ -495,8 +516,8 @@ class _Draft:
         if not made or shell.marks(last):
             raise RecipeError(f"The model is not told by its path {self.report.shown(path)!r}: name it with --model.")
         self.report.lose(
-            "actor_rollout_ref.model.path",
-            path,
+            "model.name",
+            made,
             f"there are no facts of this model: write params/models/{made}.yaml from its config.json, or name one with "
             f"--model ({', '.join(known)})",
         )
@@ -521,10 +542,9 @@ class _Draft:
 
     def put_right(self, target: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Item]:
         """Compose the recipe, compare, and settle what differs; return what cannot be settled."""
-        self.missing(target)
         differing = self.differing(target, wanted)
         for _ in range(ROUNDS):
-            if not [key for key, values in differing.items() if self.fix(key, values[0], target)]:
+            if not [key for key, values in differing.items() if self.fix(key, values[0], target, wanted)]:
                 break
             differing = self.differing(target, wanted)
         self.shorten()
@@ -532,10 +552,16 @@ class _Draft:
         return [
             Item(key, self.report.shown(_told(ours)), f"with the script {self.report.shown(_told(theirs))}")
             for key, (theirs, ours) in differing.items()
+            if key not in self.given_by_us
         ]
 
     def shorten(self) -> None:
-        """Unset what a recipe takes from its neighbour anyway: a field with its neighbour's value may be such a one."""
+        """Unset what only repeats the base, and what a recipe takes from its neighbour with the same value anyway."""
+        if self.base:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "migrated.yaml"
+                path.write_text(self.text(""), encoding="utf-8")
+                self.repeated = {setting.key for setting in params.repeated(path)}
         whole = self.command()[1].argv
         for name, value in list(self.settings.items()):
             field_, group = self.inverse.fields.get(name), name.rpartition(".")[0]
@@ -549,12 +575,14 @@ class _Draft:
 
     def missing(self, target: Mapping[str, Any]) -> None:
         """Refuse what has no value for a field that needs one."""
+        lost = {item.key: item for item in self.report.unknown}
         for field_ in self.inverse.fields.values():
+            item = next((lost[key] for key in field_.verl if key in lost), None)
+            if field_.required and item:
+                raise RecipeError(f"{item.key}={item.value} is {item.sentence}; a recipe needs it ({field_.key}).")
             if field_.required and self.settings.get(field_.key) is None and not self.base:
                 key = field_.verl[0] if field_.verl else field_.key
-                item = next((i for i in self.report.unknown if i.key == key), None)
-                why = f": {item.value} is {item.sentence}" if item else ", and verl has no default to go by"
-                raise RecipeError(f"The launch gives no {key}{why}; a recipe needs it ({field_.key}).")
+                raise RecipeError(f"The launch gives no {key}, and verl has no default for it ({field_.key}).")
 
     def differing(self, target: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Return {verl key: (as the script has it, as the recipe has it)}."""
@@ -571,7 +599,7 @@ class _Draft:
     def ours(self, key: str, target: Mapping[str, Any]) -> bool:
         """Whether the workbook decides a key: the run's places and names where the script is silent, and the device."""
         fields = self.inverse.by_verl.get(key, ())
-        left = any(f.key in LEFT_TO_US for f in fields) and key not in target
+        left = key not in target and (any(f.key in LEFT_TO_US for f in fields) or self.follows_ours(key, target))
         return (
             left
             or key in self.inverse.own_keys
@@ -579,14 +607,29 @@ class _Draft:
             or key.startswith("ray_kwargs.ray_init.runtime_env")
         )
 
-    def fix(self, key: str, value: Any, target: Mapping[str, Any]) -> bool:
-        """Say what the launch has for a key: in its field, or under verl. Returns whether that is anything new."""
-        if value is _ABSENT:
+    def follows_ours(self, key: str, target: Mapping[str, Any]) -> bool:
+        """Whether verl takes a key from another one, and that one is the workbook's to decide."""
+        raw = str(_raw(self.known, key))
+        if "${" not in raw:
             return False
+        decided = [v for name in LEFT_TO_US for v in self.inverse.fields[name].verl if v not in target]
+        return any(verl in raw for verl in decided)
+
+    def fix(self, key: str, value: Any, target: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+        """Say what the launch has for a key: in its field, or under verl. Returns whether that is anything new."""
+        if value is _ABSENT or key in self.given_by_us:
+            return False
+        if value is None and key not in target:
+            self.given_by_us.add(key)
+            self.report.change(
+                key, value, "verl has no default for it, and the recipe gives it one from its neighbours"
+            )
+            return True
         prefix = next((p for p in self.inverse.free if key.startswith(p)), None)
         fields = [f for f in self.inverse.by_verl.get(key, ()) if f.takes(_text_for(f, value))]
         for field_ in fields:
-            if field_.key not in self.settings:
+            agreed = all(_same(_effective(wanted, other), value) for other in field_.verl)
+            if field_.key not in self.settings and (agreed or field_.required):
                 self.settings[field_.key] = _text_for(field_, value)
                 if key not in target:
                     self.report.change(key, value, "verl's default, said because a recipe's is another")
@@ -614,19 +657,22 @@ class _Draft:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "migrated.yaml"
             path.write_text(self.text("", final=False), encoding="utf-8")
-            places = {name: f"__unknown_{n}__" for n, name in self.places().items()}
-            run_dir, work = places.get("run_dir", "/run"), places.get("work", "/work")
-            composed = params.compose(str(path), run_dir=run_dir, work=work)
+            composed = params.compose(str(path), run_dir=self.run_dir(), work=self.place("work"))
             return composed, build(composed, python=self.python, environment={})
 
-    def places(self) -> dict[int, str]:
+    def run_dir(self) -> str:
+        return self.place("run_dir")
+
+    def place(self, name: str) -> str:
+        """The mark of one of the workbook's places, where the script uses it."""
         unknowns = enumerate(self.report.reading.unknowns)
-        return {n: shell.PLACES[u.variable] for n, u in unknowns if u.variable in shell.PLACES}
+        return next((f"__unknown_{n}__" for n, u in unknowns if shell.PLACES.get(u.variable) == name), f"/{name}")
 
     def text(self, source: str, *, final: bool = True) -> str:
         """Return the recipe file. Until it is final, unknown pieces stay marks, which compose like any text."""
-        ordered = {key: value for key, value in self.head.items() if (key, value) not in _DEFAULTS}
-        settings = {k: v for k, v in self.settings.items() if not self.says_default(k, v)}
+        settings = {k: v for k, v in {**self.head, **self.settings}.items() if k not in self.repeated}
+        settings = {k: v for k, v in settings.items() if not self.says_default(k, v)}
+        ordered = {key: settings.pop(key) for key in self.head if key in settings}
 
         # As the schema orders them; a free mapping keeps the script's order.
         declared = list(params.declared_keys())
@@ -637,10 +683,9 @@ class _Draft:
         ordered |= {key: settings[key] for key in sorted(settings, key=place)}
         if self.extra:
             ordered["extra_args"] = self.extra
-        ordered = {key: _escaped(value) for key, value in ordered.items()}
         comments = [f"Migrated from {source} by `recipes migrate`."] if source else []
         if final:
-            comments += [f"Not carried over: {i.key}={i.value}: {i.sentence}" for i in self.report.unknown]
+            comments += [f"Open: {_key_value(i)}: {i.sentence}" for i in self.report.unknown]
         made = recipe_text(ordered, bases=[self.base] if self.base else [], comments=comments)
         return shell.fill(made, self.piece) if final else made
 
@@ -650,7 +695,9 @@ class _Draft:
             return f"${{{shell.PLACES[unknown.variable]}}}"
         if unknown.variable:
             return f"${{oc.env:{unknown.variable}}}"
-        return json.dumps(unknown.source, ensure_ascii=False)[1:-1].replace("${", "\\\\${")
+        # ${…} would be taken for the recipe's own.
+        plain = re.sub(r"\$\{(\w*)[^}]*\}", r"$\1", unknown.source)
+        return json.dumps(plain, ensure_ascii=False)[1:-1]
 
     def says_default(self, key: str, value: Any) -> bool:
         """Whether a setting only repeats what the schema says anyway (with a base, that may be something else)."""
@@ -672,7 +719,6 @@ class _Draft:
 # ------------------------------------------------------------------------------------------------------- values
 
 _ABSENT = object()
-_DEFAULTS = {("mode", "sync"), ("engine", "megatron")}
 
 
 def _notes(launch: shell.Launch, reading: shell.Reading) -> Iterator[shell.Note]:
@@ -683,6 +729,10 @@ def _notes(launch: shell.Launch, reading: shell.Reading) -> Iterator[shell.Note]
     yield from reading.notes
     for name, line in reading.doubtful.items():
         yield shell.Note(line, f"${name}", "the launch uses it, and a block that was not followed may change it")
+
+
+def _key_value(item: Item) -> str:
+    return f"{item.key}={item.value}" if item.value else item.key
 
 
 def _told(value: Any) -> Any:
@@ -742,6 +792,17 @@ def _select(config: Any, key: str) -> Any:
     return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
 
 
+def _raw(config: Any, key: str) -> Any:
+    """Return verl's default for a key as its file says it, interpolation and all; None where there is none."""
+    from omegaconf import DictConfig, OmegaConf
+
+    *groups, leaf = key.split(".")
+    group = OmegaConf.select(config, ".".join(groups)) if groups else config
+    if not isinstance(group, DictConfig) or leaf not in group or not OmegaConf.is_interpolation(group, leaf):
+        return None
+    return OmegaConf.to_container(group, resolve=False)[leaf]
+
+
 def _resolved(config: Any) -> dict[str, Any]:
     """Return a configuration by dotted key, interpolations resolved where they can be."""
     from omegaconf import OmegaConf
@@ -752,17 +813,6 @@ def _resolved(config: Any) -> dict[str, Any]:
     except OmegaConfBaseException:
         tree = OmegaConf.to_container(config, resolve=False)
     return dict(params.flatten(tree))
-
-
-def _escaped(value: Any) -> Any:
-    """A ${…} of verl's own must reach verl: the recipe's resolver is told to leave it alone."""
-    if isinstance(value, str):
-        return value.replace("${", "\\${")
-    if isinstance(value, list):
-        return [_escaped(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in value.items()}
-    return value
 
 
 def _schema_default(key: str) -> Any:
@@ -787,7 +837,7 @@ def describe(found: Migration) -> str:
     for title, items in (("changed", found.changed), ("unknown", found.unknown)):
         if items:
             lines.append(f"{title}:")
-            lines += [f"  {i.key}{'=' + i.value if i.value else ''}: {i.sentence}" for i in items]
+            lines += [f"  {_key_value(i)}: {i.sentence}" for i in items]
     if found.differences:
         lines.append("verl sees otherwise than with the script:")
         lines += [f"  {i.key}={i.value}: {i.sentence}" for i in found.differences]

@@ -59,13 +59,15 @@ class Field:
 class Inverse:
     """Which field a verl key belongs to, which free mapping the keys below a prefix, and what launches decide.
 
-    `choices`: for a field that no key follows, what each of its choices makes of verl's keys.
+    `choices`: for a field that no key follows, what each of its choices makes of verl's keys. `switches`: the same for
+    what a field only turns on.
     """
 
     fields: Mapping[str, Field]  # by recipe key
     by_verl: Mapping[str, tuple[Field, ...]]
     free: Mapping[str, str]  # prefix of verl keys, with a dot at its end → free mapping of the recipe
     choices: Mapping[str, Mapping[str, Mapping[str, str]]]  # field → choice → {verl key: text}
+    switches: Mapping[str, str]  # verl key with a path in the run's directory → the yes-or-no field that asks for it
     own_keys: frozenset[str]  # verl keys whose values name the run's directory
     own_variables: frozenset[str]  # environment variables the command sets by itself
 
@@ -101,12 +103,18 @@ def inverse(stack: str, hardware: str, mode: str, engine: str, rollout: str, pyt
         for field in known.values()
         if field.choices and not field.verl
     }
+    switches = {
+        name: field.key
+        for field in known.values()
+        if field.kind is bool and not field.verl
+        for name, text in _caused(asked, field.key, True, empty).items()
+        if text.startswith(f"'{_RUN}/")
+    }
     one, two = (asked.build({"run_dir": place}) for place in ("/one", "/two"))
     first, second = _texts(one), _texts(two)
     own_variables = frozenset(one.environment) | {"VERL_USE_EXTERNAL_MODULES"}
-    return Inverse(
-        known, by_verl, free, choices, frozenset(k for k in first if first[k] != second.get(k)), own_variables
-    )
+    own_keys = frozenset(key for key in first if first[key] != second.get(key))
+    return Inverse(known, by_verl, free, choices, switches, own_keys, own_variables)
 
 
 @dataclass
@@ -124,6 +132,7 @@ class _Asked:
 
 
 # What a recipe must have; any value will do.
+_RUN = "/run_of_the_probe"
 _REQUIRED = {
     "model.name": "probe",
     "model.path": "probe",
@@ -135,7 +144,7 @@ _REQUIRED = {
     "data.max_response_length": 1,
     "optimizer.lr": 1.0,
     "rollout.n": 1,
-    "run_dir": "/run",
+    "run_dir": _RUN,
 }
 
 
@@ -180,7 +189,7 @@ def _switch(asked: _Asked, field: Field) -> list[str]:
     return [key for key in first if all(texts.get(key) == quote(choice) for choice, texts in commands.items())]
 
 
-def _caused(asked: _Asked, key: str, choice: str, empty: Mapping[str, str]) -> dict[str, str]:
+def _caused(asked: _Asked, key: str, choice: Any, empty: Mapping[str, str]) -> dict[str, str]:
     try:
         texts = _texts(asked.build({key: choice}))
     except RecipeError:

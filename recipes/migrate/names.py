@@ -154,10 +154,11 @@ _IDLE = (
 _VALUES = {("strategy", "mindspeed_llm"): "mindspeed_megatron", ("strategy", "mindspeed_mm"): "mindspeed_fsdp"}
 
 
-def renamed(known: Any, version: str, key: str) -> Renamed | None:
+def renamed(known: Any, version: str, key: str, *, added: bool = False) -> Renamed | None:
     """Say what became of a key that a script uses, or None when this verl has it under the same name.
 
     `known` is the target verl's configuration. A key moves only where that verl declares the new name or takes it.
+    `added`: the script writes it with +, so verl's files need not declare it.
     """
     found = _moved(known, key)
     if found:
@@ -169,7 +170,7 @@ def renamed(known: Any, version: str, key: str) -> Renamed | None:
             return Renamed("", "a setting of FSDP, which this run does not train with")
         if old in _GONE:
             return Renamed("", (verl_history.instead(key).lstrip("; ") or f"it was dropped: {_GONE[old]}"))
-    words = verl_history.instead(key)
+    words = "" if added else verl_history.instead(key)
     return Renamed("", words.lstrip("; ")) if words and not verl_schema.is_open(known, key) else None
 
 

@@ -86,7 +86,7 @@ def read(text: str, arguments: Sequence[str] = (), variables: Mapping[str, str] 
     try:
         shell.all()
     except RecursionError:
-        raise RecipeError("The script is nested too deeply to be read.") from None
+        raise RecipeError("The script is nested too deeply, or a function of it calls itself without end.") from None
     launches = shell.launches or shell.conditional
     return Reading(
         tuple(launches),
@@ -116,7 +116,7 @@ def launch_in(words: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
             return following, tuple(words[place + 2 :])
         if word.endswith(".py") and "/" in word and "=" not in word:
             module = ".".join(PurePosixPath(word).with_suffix("").parts)
-            found = re.search(r"(?:^|\.)((?:verl|recipe)\..+)$", module)
+            found = re.match(r"(?:.*\.)?((?:verl|recipe)\..+)$", module)
             if found and _is_entry(found[1]):
                 return found[1], tuple(words[place + 1 :])
     return None
@@ -170,10 +170,7 @@ class _Shell:
     steps: list[int] = field(default_factory=lambda: [0])
 
     def all(self) -> None:
-        import tree_sitter
-        import tree_sitter_bash
-
-        tree = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language())).parse(self.source)
+        self.source, tree = _parse(self.source)
         for node in _errors(tree.root_node):
             self.note(node, "this is not understood as bash")
         with suppress(_Stop):
@@ -434,8 +431,6 @@ class _Shell:
 
     def call(self, name: str, arguments: list[str]) -> Status:
         self.called.add(name)
-        if len(self.called) > 200 or self.steps[0] > MAX_STEPS:
-            raise RecipeError(f"The function {name} of the script calls itself without end.")
         outer, self.arguments = self.arguments, arguments
         try:
             return self.run(self.functions[name])
@@ -736,16 +731,28 @@ class _Shell:
                 if re.fullmatch(pattern, piece, re.DOTALL):
                     return text[length:] if operator[0] == "#" else text[: len(text) - length]
             return text
-        middle = next((i for i, c in enumerate(rest) if i and c.type == "/"), len(rest))
-        pattern = "".join(self.pattern(c) for c in rest[1:middle] if c.is_named)
-        new = ""
-        if middle < len(rest):
-            inner = [c for c in rest[middle + 1 :] if c.is_named]
-            new = "".join(v for v, _ in self.region(inner, rest[middle].end_byte, end, False) if isinstance(v, str))
+        # The grammar takes an escaped / for the one that ends the pattern, so that one is looked for here.
+        start = rest[0].end_byte
+        quoted = [c for c in rest[1:] if c.type in _QUOTED]
+        middle = next((n for n in range(start, end) if self.ends_pattern(n, start, quoted)), end)
+        pattern = ""
+        for node in (c for c in quoted if c.end_byte <= middle):
+            pattern += _glob(self.source[start : node.start_byte].decode("utf-8", "replace")) + self.pattern(node)
+            start = node.end_byte
+        pattern += _glob(self.source[start:middle].decode("utf-8", "replace"))
+        parts = self.region([c for c in quoted if c.start_byte > middle], min(middle + 1, end), end, False)
+        new = "".join(value for value, _ in parts if isinstance(value, str))
         if not pattern:
             return text
         anchored = {"/#": f"^(?:{pattern})", "/%": f"(?:{pattern})$"}.get(operator, pattern)
         return re.sub(anchored, lambda _: new, text, count=0 if operator == "//" else 1)
+
+    def ends_pattern(self, place: int, start: int, quoted: Sequence[Any]) -> bool:
+        """Whether the byte at `place` is a / that neither a backslash nor a quoted part of the pattern hides."""
+        before = self.source[start:place]
+        escaped = (len(before) - len(before.rstrip(b"\\"))) % 2
+        inside = any(c.start_byte <= place < c.end_byte for c in quoted)
+        return self.source[place : place + 1] == b"/" and not escaped and not inside
 
     def slice(self, name: str, value: str | list[str], bounds: str, node: Any) -> str | list[str]:
         numbers = [part.strip() for part in bounds.split(":")]
@@ -765,7 +772,7 @@ class _Shell:
 
     def pattern(self, node: Any) -> str:
         """Return a shell pattern as a regular expression; what is quoted in it stands for itself."""
-        if node.type in ("string", "raw_string", "ansi_c_string", "simple_expansion", "expansion"):
+        if node.type in _QUOTED:
             return re.escape(self.text(node))
         if node.type == "concatenation":
             return "".join(self.pattern(child) for child in node.children)
@@ -876,6 +883,45 @@ _ARITHMETIC: Mapping[str, Callable[[int, int], Any]] = {
 }
 
 
+def _parse(source: bytes) -> tuple[bytes, Any]:
+    """Return the syntax tree, and the source it is of.
+
+    tree-sitter-bash 0.25 ends a word at the second of two variables in it (`$a/b/$c/d`), without an error. What it
+    leaves is a lone `$` before a name; written as `${c}` it is read right.
+    """
+    import tree_sitter
+    import tree_sitter_bash
+
+    parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+    while True:
+        tree = parser.parse(source)
+        ends = {
+            node.end_byte for node in _leaves(tree.root_node) if node.type == "$" and node.parent.type not in _SIGNED
+        }
+        names = {end: found for end in ends if (found := re.compile(rb"[A-Za-z_]\w*").match(source, end))}
+        if not names:
+            return source, tree
+        for end in sorted(names, reverse=True):
+            source = source[:end] + b"{" + names[end][0] + b"}" + source[names[end].end() :]
+
+
+# Parts of a pattern that stand for their text, whatever signs it holds.
+_QUOTED = ("string", "raw_string", "ansi_c_string", "simple_expansion", "expansion", "command_substitution")
+
+# What a `$` begins. As a child of anything else it stands alone.
+_SIGNED = ("simple_expansion", "translated_string")
+
+
+def _leaves(root: Any) -> Iterator[Any]:
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if node.child_count:
+            waiting += node.children
+        else:
+            yield node
+
+
 def _integer(text: str | None) -> int | None:
     """Read a number as bash's arithmetic does: 0x10 and 010 are 16 and 8."""
     if text is None or not (found := re.fullmatch(r"\s*(-?)(0[xX][0-9a-fA-F]+|\d{1,18})\s*", text)):
@@ -929,6 +975,7 @@ def _ansi_c(text: str) -> str:
 def _glob(pattern: str) -> str:
     """Translate *, ?, [set] and [[:class:]] of an unquoted shell pattern to a regular expression."""
     classes = {"space": r"\s", "digit": r"\d", "alnum": "A-Za-z0-9", "alpha": "A-Za-z", "upper": "A-Z", "lower": "a-z"}
+    classes |= {"punct": r"!-/:-@\[-`{-~", "blank": r" \t"}
     made, place = "", 0
     while place < len(pattern):
         here = pattern[place]

@@ -36,10 +36,7 @@ def recipe_text(settings: Mapping[str, Any], *, bases: Sequence[str] = (), comme
 
 
 def scalar(value: Any) -> str:
-    """Write a value so that `params` reads back the same value of the same type.
-
-    A literal ${…} belongs to verl, which resolves it: it is escaped, or the recipe would resolve it against itself.
-    """
+    """Write a value so that `params` reads back the same value of the same type."""
     if value is None:
         return "null"
     if isinstance(value, bool):

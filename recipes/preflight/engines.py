@@ -15,6 +15,7 @@ from recipes.preflight.rules import Subject, rule
 
 ADAPTOR = "megatron_adaptor"
 MINDSPEED_VERL = ("0.8.0", "0.9.0")
+R3_VLLM = (0, 22)
 NEVER = "never"
 
 
@@ -37,6 +38,19 @@ def stack_is_for_the_hardware(s: Subject):
             {"stack": s.recipe.stack, "hardware": s.recipe.hardware},
             f"this stack is for {', '.join(known)}.",
             "Choose a stack for the hardware.",
+        )
+
+
+@rule("stack.router_replay", noticed="rollout start", source="verl 0.9.1, vLLMHttpServer")
+def rollout_returns_its_experts(s: Subject):
+    vllm = stack.load(s.recipe.stack).repositories.get("vllm")
+    if s.recipe.algorithm.router_replay != "R3" or s.recipe.rollout.engine != "vllm" or vllm is None:
+        return
+    if _version(vllm.ref.rpartition("v")[2]) < R3_VLLM:
+        yield (
+            {"algorithm.router_replay": "R3", "stack": s.recipe.stack},
+            f"vLLM returns the experts it chose from {'.'.join(map(str, R3_VLLM))} on, and this stack has {vllm.ref}.",
+            "Choose a later stack, or algorithm.router_replay=R2.",
         )
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 import re
 import zlib
-from collections.abc import Collection
 from typing import Any, NamedTuple
 
-# Numbers of two to four digits: 2 to 4 lines of work and 5 at most, so that prompt and response stay below these
-# many tokens (18-22 and 8-44 in fact).
-MIN_DIGITS, MAX_DIGITS = 2, 4
-MAX_PROMPT_TOKENS = 24
-MAX_RESPONSE_TOKENS = 48
+MIN_DIGITS, MAX_DIGITS = 2, 3
+# Room for every prompt (18 to 20 tokens) and every worked solution (17 to 33 tokens with the end token). The trainer
+# pads to these lengths, so slack is paid for at every step.
+MAX_PROMPT_TOKENS = 20
+MAX_RESPONSE_TOKENS = 36
 
 # One pair in so many is kept for validation, whatever the seed.
 HELD_OUT_ONE_IN = 10
@@ -73,33 +72,31 @@ class Problem(NamedTuple):
         return "".join(lines)
 
     def solution(self, *, worked: bool) -> str:
-        """A right answer: worked out (``2+5=7 … #### 8787``) or straight (``#### 8787``)."""
+        """A right answer: worked out (``2+5=7 … #### 1287``) or straight (``#### 1287``)."""
         return f"{self.work if worked else ''}#### {self.answer}"
 
 
-def draw(rng: random.Random, digits: tuple[int, int] = (MIN_DIGITS, MAX_DIGITS)) -> Problem:
-    """A problem whose numbers have between ``digits[0]`` and ``digits[1]`` digits, each length equally likely."""
-    lengths = rng.randint(*digits), rng.randint(*digits)
+def draw(rng: random.Random) -> Problem:
+    """A problem whose numbers have ``MIN_DIGITS`` to ``MAX_DIGITS`` digits, each length equally likely."""
+    lengths = (rng.randint(MIN_DIGITS, MAX_DIGITS) for _ in range(2))
     return Problem(*(rng.randrange(10 ** (length - 1), 10**length) for length in lengths))
 
 
-def problems(count: int, seed: int, *, held_out: bool, excluding: Collection[Problem] = ()) -> list[Problem]:
-    """``count`` different problems of one side of the split, the same for the same seed.
+def problems(count: int, seed: int, *, held_out: bool) -> list[Problem]:
+    """``count`` problems of one side of the split, the same for the same seed; no two have the same pair of numbers.
 
-    Raises ValueError when the side has clearly fewer problems than asked for.
+    Raises ValueError when the smaller side, the held-out one, would be about used up.
     """
-    available = (10**MAX_DIGITS - 10 ** (MIN_DIGITS - 1)) ** 2 // HELD_OUT_ONE_IN
-    if count > available // 2:
-        raise ValueError(f"{count} problems asked for, but one side of the split has about {available}: ask for half.")
+    held_out_pairs = (10**MAX_DIGITS - 10 ** (MIN_DIGITS - 1)) ** 2 // 2 // HELD_OUT_ONE_IN
+    if count > held_out_pairs // 2:
+        raise ValueError(f"{count} problems asked for, of about {held_out_pairs}: ask for at most half of them.")
     rng = random.Random(seed)
-    seen = set(excluding)
-    chosen: list[Problem] = []
+    chosen: dict[tuple[int, ...], Problem] = {}
     while len(chosen) < count:
         problem = draw(rng)
-        if problem.held_out == held_out and problem not in seen:
-            seen.add(problem)
-            chosen.append(problem)
-    return chosen
+        if problem.held_out == held_out:
+            chosen.setdefault(tuple(sorted(problem)), problem)
+    return list(chosen.values())
 
 
 def prompt_text(problem: Problem) -> str:
@@ -124,6 +121,11 @@ def token_ids(text: str) -> list[int]:
             "the quickstart's tokenizer."
         )
     return ids
+
+
+def text(ids: list[int]) -> str:
+    """The text of token ids without the special tokens, as verl decodes a response."""
+    return "".join(WORDS[index] for index in ids if WORDS[index] not in (PAD, END, START, UNKNOWN))
 
 
 def tokenizer() -> Any:

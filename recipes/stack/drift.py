@@ -165,17 +165,20 @@ def _against_table(mention: Mention, stack: Stack) -> Iterator[Drift]:
     elif mention.subject == "python" and mention.what in ("version", "specifier"):
         if not conflict.possible([_specifier(mention), f"=={stack.python}.*"]):
             yield drift(stack.python, "other_version", f"the images of CANN {stack.cann} have Python {stack.python}")
-    elif mention.what == "head" or (mention.what == "ref" and mention.text in refs.HEADS):
+    elif _moves(mention) and not mention.file.endswith((".md", ".rst")):
         # A document clones data sets and examples too; what a script or an image clones, it runs.
-        if not mention.file.endswith((".md", ".rst")):
-            yield drift("a tag or commit", "unpinned", "what it brings depends on the day; the table does not have it")
+        yield drift("a tag or commit", "unpinned", "what it brings depends on the day; the table does not have it")
+
+
+def _moves(m: Mention) -> bool:
+    return m.what == "head" or (m.what == "ref" and m.text in refs.HEADS)
 
 
 def _repository(m: Mention, r: Repository, stack: Stack) -> tuple[str, str]:
     """Return verdict and reason for what is said of a repository; an empty verdict where it is as in the table."""
     if m.what == "shallow":
         return ("shallow", r.why) if r.depth == "full" and r.name != "vllm-ascend" else ("", "")
-    if m.what == "head" or (m.text in refs.HEADS and m.what == "ref"):
+    if _moves(m):
         if m.where in ("table", "prose") and m.text == r.ref:
             return "", ""
         return "unpinned", f"clones whatever its default branch is today; the table has {r.kind} {r.ref}"
@@ -201,7 +204,7 @@ def _repository(m: Mention, r: Repository, stack: Stack) -> tuple[str, str]:
 
 def _package(m: Mention, wanted: str, stack: Stack) -> tuple[str, str]:
     if m.what in ("head", "ref", "commit"):
-        moving = m.what == "head" or m.text in refs.HEADS
+        moving = _moves(m)
         why = "comes from a moving head of its repository" if moving else "comes from its repository"
         return ("unpinned" if moving else "other_ref"), f"{why}; the table has version {wanted}"
     if m.what == "shallow":

@@ -97,13 +97,13 @@ def checkout(place):
     inside = str(Path(folder).resolve().relative_to(Path(root).resolve()))
     if inside != "." and not git(root, "ls-files", "--", inside):
         return None
-    changed = git(root, "status", "--porcelain", "--untracked-files=no")
+    changed = git(root, "diff", "--no-ext-diff", "--name-only", "HEAD")
     return {
         "root": root,
         "commit": git(root, "rev-parse", "HEAD") or "",
         "branch": git(root, "symbolic-ref", "--short", "-q", "HEAD") or "",
         "tags": (git(root, "tag", "--points-at", "HEAD") or "").split(),
-        "dirty": [line[3:] for line in changed.splitlines()] if changed else [],
+        "dirty": changed.splitlines() if changed else [],
         "shallow": git(root, "rev-parse", "--is-shallow-repository") == "true",
     }
 

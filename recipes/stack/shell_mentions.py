@@ -196,7 +196,7 @@ def _pip(source: Source, known: Names, words: list[str], lines: list[int]) -> It
         if skip or word.startswith("-"):
             skip = not skip and word in _PIP_VALUES
             continue
-        if not _unknown(word):
+        if not re.search(r"[$`*{}]", word):
             yield from requirement(source.path, line, word, known, "pip")
 
 
@@ -218,9 +218,9 @@ def requirement(path: str, line: int, text: str, known: Names, where: str) -> It
 
 def _from_git(path: str, line: int, subject: str, url: str, known: Names, where: str) -> Mention:
     address = url.removeprefix("git+").split("#")[0]
-    before, at, ref = address.rpartition("@")
-    if not at or ":" in ref:  # the @ of git@host, not of a ref
-        before, ref = address, ""
+    # The @ of a ref stands in the path; that of git@host, before it.
+    host, inside = re.fullmatch(r"([a-z]+://[^/]*/)?(.*)", address, re.DOTALL).groups()
+    before, _, ref = inside.partition("@") if host else (inside, "", "")
     subject = subject or repository_of(before, known)
     what = "head" if not ref else "commit" if refs.is_short_commit(ref) else "ref"
     return Mention(path, line, subject, what, ref, where)

@@ -114,6 +114,18 @@ def wants(stack: Stack) -> dict[str, str]:
     return {**found, **stack.packages}
 
 
+def warnings(stack: Stack) -> list[str]:
+    """Return what is known to go wrong with such a combination of versions, a sentence each.
+
+    Megatron-Core >= 0.16 fails in the post-process of a GPT with MTP layers when labels are None (log probabilities
+    at inference); verl >= 0.8.0 hides mtp_num_layers for that call.
+    """
+    megatron = wants(stack).get("megatron-core", "")
+    if megatron and Version(megatron) >= Version("0.16") and Version(stack.verl) < Version("0.8.0"):
+        return [f"verl {stack.verl} with Megatron-Core {megatron}: a model with MTP layers fails; take verl >= 0.8.0."]
+    return []
+
+
 # ---------------------------------------------------------------------------------------------------- files to Stack
 
 
@@ -128,15 +140,21 @@ def _paths(name: str, seen: tuple[str, ...] = ()) -> list[Path]:
         raise RecipeError(f"There is no stack {name!r}{nearest(name, names())}. Known: {', '.join(names())}.")
     if name in seen:
         raise RecipeError(f"params/stacks/{name}.yaml: its bases name each other in a circle.")
-    _, bases = params.read_file(path)
+    _, bases = _read(path, path.stat().st_mtime_ns)
     return [p for base in bases for p in _paths(base, (*seen, name))] + [path]
+
+
+@functools.lru_cache(maxsize=64)
+def _read(path: Path, changed: int) -> tuple[list[Setting], list[str]]:
+    """Return a file's settings and bases; read again only when it has changed. A recipe asks for its stack often."""
+    return params.read_file(path)
 
 
 @functools.lru_cache(maxsize=64)
 def _load(name: str, files: tuple[tuple[Path, int], ...]) -> Stack:
     held: dict[str, Setting] = {}
-    for path, _ in files:
-        for setting in params.read_file(path)[0]:
+    for path, changed in files:
+        for setting in _read(path, changed)[0]:
             held[setting.key] = setting
     top: dict[str, Any] = {"name": name}
     groups: dict[str, dict[str, Setting]] = {"packages": {}, "absent": {}}

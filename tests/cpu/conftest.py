@@ -1,5 +1,6 @@
 """Tiny models, processes of their own for what patches torch, and real verl runs that leave nothing behind."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -16,6 +17,14 @@ from recipes.cpu import settings
 MARKER = "RECIPES_TEST_RUN"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    """Matrices this small only get slower by being shared."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     """Builds a tiny model once a session: tiny("glm5_2", shards=2) is its directory."""
@@ -24,7 +33,9 @@ def tiny(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
 
     def build(name: str, **options) -> Path:
-        return tiny_model(name, root / "-".join([name, *(f"{key}{value}" for key, value in options.items())]), **options)
+        return tiny_model(
+            name, root / "-".join([name, *(f"{key}{value}" for key, value in options.items())]), **options
+        )
 
     return build
 
@@ -42,7 +53,7 @@ def _environment(**changes: str | None) -> dict[str, str]:
     return {name: value for name, value in environment.items() if value is not None}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def child():
     """Runs Python in a process of its own, with the environment of the CPU target: patches stay in there."""
 
@@ -70,28 +81,29 @@ def train(tmp_path, tiny_data):
     The run is the leader of a session of its own; Ray moves some of its processes out of it, so they are found by a
     variable that they inherit.
     """
-    marker = uuid.uuid4().hex
+    marker, count = uuid.uuid4().hex, itertools.count()
 
     def run(model: Path, ranks: int, steps: int, deadline: float = 420, **overrides) -> Run:
+        folder = tmp_path / f"run{next(count)}"
+        folder.mkdir()
         kind = json.loads((model / "config.json").read_text())["model_type"]
-        keys = settings.verl_keys(ranks, kind) | _task(model, tiny_data, steps, tmp_path)
+        keys = settings.verl_keys(ranks, kind) | _task(model, tiny_data, steps, folder)
         keys |= {key.replace("__", "."): value for key, value in overrides.items()}
         engine = keys.pop("model_engine")
         command = [sys.executable, "-m", "verl.trainer.main_ppo", f"model_engine={engine}"]
         command += [f"++{key}={value}" for key, value in keys.items()]
-        environment = _environment(**{MARKER: marker, "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl")})
-        log = tmp_path / "train.log"
+        metrics, log = folder / "metrics.jsonl", folder / "train.log"
+        environment = _environment(**{MARKER: marker, "VERL_FILE_LOGGER_PATH": str(metrics)})
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, env=environment, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command, env=environment, cwd=folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
             try:
                 exit_code = process.wait(deadline)
             except subprocess.TimeoutExpired:
                 exit_code = None
-        metrics = tmp_path / "metrics.jsonl"
         lines = metrics.read_text().splitlines() if metrics.exists() else []
-        return Run(exit_code, log.read_text(errors="replace"), [json.loads(line)["data"] for line in lines], tmp_path)
+        return Run(exit_code, log.read_text(errors="replace"), [json.loads(line)["data"] for line in lines], folder)
 
     yield run
     _end_processes(marker)
@@ -112,10 +124,10 @@ def _task(model: Path, data: Path, steps: int, folder: Path) -> dict[str, object
         "actor_rollout_ref.model.path": model,
         "actor_rollout_ref.actor.use_kl_loss": False,
         "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 16,
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8,  # two ranks of expert parallel halve the mini batch
         "actor_rollout_ref.actor.optim.lr": 1e-4,
         "actor_rollout_ref.rollout.n": 4,
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 16,
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 8,
         "reward.custom_reward_function.path": tiny_reward.__file__,
         "trainer.logger": "[console,file]",
         "trainer.total_training_steps": steps,

@@ -15,14 +15,14 @@ import torch
 print("stand-ins:", torch.cuda.current_device.__module__)
 """
 WITH_CUDA = "import torch; torch.cuda.is_available = lambda: True; torch.cuda.device_count = lambda: 2"
-WITH_NPU = (
-    "import torch, types; torch.npu = types.SimpleNamespace(is_available=lambda: True, device_count=lambda: 16)"
-)
+WITH_NPU = "import torch, types; torch.npu = types.SimpleNamespace(is_available=lambda: True, device_count=lambda: 16)"
 
 
 @pytest.mark.slow
 def test_verl_installs_it_and_finds_its_platform(child):
-    state = "import verl; from verl.plugin.platform import get_platform; print(get_platform().device_name)" + WHAT_HAPPENED
+    state = (
+        "import verl; from verl.plugin.platform import get_platform; print(get_platform().device_name)" + WHAT_HAPPENED
+    )
     assert child("-c", state).stdout.split() == ["cpu", "stand-ins:", "recipes.cpu.torch_cuda"]
 
 

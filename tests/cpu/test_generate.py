@@ -14,7 +14,9 @@ SAMPLING = Sampling(max_new_tokens=12)
 
 @pytest.fixture(scope="module", params=["qwen3", "glm5_2"])
 def model(request, tiny):
-    return AutoModelForCausalLM.from_pretrained(tiny(request.param), dtype=torch.float32, attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_pretrained(
+        tiny(request.param), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Nothing is replaced that does not look as it is known to."""
 
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_another_signature_is_refused_and_nothing_changes(parameters):
 
 
 def test_a_missing_attribute_is_refused():
-    module = SimpleNamespace(__name__="verl.utils.made_up")
+    module = ModuleType("verl.utils.made_up")
     with pytest.raises(UnknownCode, match=r"verl\.utils\.made_up\.gone .*no such attribute"):
         replace(module, "gone", None)
     assert not hasattr(module, "gone")

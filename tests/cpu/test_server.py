@@ -101,7 +101,11 @@ def test_an_error_while_generating_reaches_every_request_of_the_batch_and_the_ne
 
 @pytest.mark.parametrize(
     ("params", "words"),
-    [({"stop": ["x"]}, r"stop=\['x'\]"), ({"repetition_penalty": 1.2}, "repetition_penalty=1.2"), ({"min_p": 0.1}, "min_p")],
+    [
+        ({"stop": ["x"]}, r"stop=\['x'\]"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
+        ({"min_p": 0.1}, "min_p"),
+    ],
 )
 def test_a_parameter_that_would_be_ignored_is_refused(params, words):
     with pytest.raises(ValueError, match=f"cannot sample with .*{words}"):
@@ -114,7 +118,10 @@ def test_a_response_is_never_longer_than_the_run_allows():
 
 
 def test_seeds_differ_in_every_part():
-    seeds = {request_seed(*parts) for parts in [(1, (2, 3), 0), (2, (2, 3), 0), (1, (2, 4), 0), (1, (2, 3), 1), (None, (2, 3), 0)]}
+    seeds = {
+        request_seed(*parts)
+        for parts in [(1, (2, 3), 0), (2, (2, 3), 0), (1, (2, 4), 0), (1, (2, 3), 1), (None, (2, 3), 0)]
+    }
     assert len(seeds) == 5
 
 

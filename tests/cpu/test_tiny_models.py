@@ -104,7 +104,9 @@ def test_a_build_that_fails_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [(("qwen4", 0, 1), "no tiny model 'qwen4'"), (("qwen3", 0, 3), "not 3")])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"), [(("qwen4", 0, 1), "no tiny model 'qwen4'"), (("qwen3", 0, 3), "not 3")]
+)
 def test_what_cannot_be_built_is_said(tmp_path, arguments, sentence):
     name, seed, shards = arguments
     with pytest.raises(ValueError, match=sentence):
