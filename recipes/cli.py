@@ -13,6 +13,8 @@ from typing import Any
 import click
 
 from recipes import __version__
+from recipes.cli_stack import stack
+from recipes.cli_tools import check_export, data_commands, migrate_command
 from recipes.errors import RecipeError
 
 # What a command needs is imported inside it, so that --help answers at once.
@@ -330,6 +332,9 @@ class Progress:
         elif self.last:
             click.echo(self.last, err=True)
 
+
+for command in (stack, check_export, data_commands, migrate_command):
+    main.add_command(command)
 
 if __name__ == "__main__":
     main()

@@ -34,6 +34,8 @@ ENVIRONMENT: dict[str, str] = {
     "OMP_NUM_THREADS": "1",
     # TransferQueue asks for more threads than there are cores, and says so at every call.
     "TQ_NUM_THREADS": "1",
+    # Ray's workers, which do the work here, would run at niceness 15 and wait for every other process of the machine.
+    "RAY_worker_niceness": "0",
     # Models and data are local: no look-up, no telemetry.
     "HF_HUB_OFFLINE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -376,12 +376,18 @@ class _Draft:
             unknowns = [self.report.reading.unknowns[n] for n in shell.marks(text)]
             if not declared and not verl_schema.is_open(self.known, key):
                 if key in given.added:
-                    self.extra.append(f"+{key}={quote(value)}")
+                    self.extra.append(f"++{key}={quote(value)}")
                     self.report.lose(
                         key, value, "kept in extra_args, as the script adds it: verl's files do not know it"
                     )
                 else:
                     self.report.lose(key, value, verl_schema.unknown(self.known, key, self.schema.version))
+                continue
+            group = next((g for g in _groups(key) if _raw(self.known, g) is not None), None)
+            if group and not unknowns:
+                # Only ++ puts a key into a group that is a reference to another one.
+                self.extra.append(f"++{key}={quote(value)}")
+                self.report.change(key, value, f"kept in extra_args: verl takes the whole of {group} from elsewhere")
                 continue
             if re.search(r"\$\{[\w.]+:", text):
                 self.report.lose(key, value, "only Hydra can tell what this stands for, when the run starts")
@@ -619,6 +625,8 @@ class _Draft:
         """Say what the launch has for a key: in its field, or under verl. Returns whether that is anything new."""
         if value is _ABSENT or key in self.given_by_us:
             return False
+        if any(_raw(self.known, group) is not None for group in _groups(key)):
+            return False  # it follows the group it refers to
         if value is None and key not in target:
             self.given_by_us.add(key)
             self.report.change(
@@ -790,6 +798,11 @@ def _select(config: Any, key: str) -> Any:
     except OmegaConfBaseException:
         return None
     return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+
+
+def _groups(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def _raw(config: Any, key: str) -> Any:

@@ -86,9 +86,9 @@ def experts_are_divisible(s: Subject):
 @rule("layout.rollout", noticed="rollout start, AFTER the actor has loaded", source="verl 0.9.1, LLMServerManager")
 def rollout_world_is_divisible(s: Subject):
     tensor, data = s.recipe.rollout.tensor or 1, s.recipe.rollout.data or 1
-    if s.world % (tensor * data):
+    if s.rollout_world % (tensor * data):
         yield (
             {"rollout.tensor": tensor, "rollout.data": data},
-            f"{s.world} devices are not divisible by the {tensor * data} of one rollout replica.",
-            f"Their product must be {divisors(s.world, limit=1024)}.",
+            f"{s.rollout_world} devices that generate are not divisible by the {tensor * data} of one rollout replica.",
+            f"Their product must be {divisors(s.rollout_world, limit=1024)}.",
         )

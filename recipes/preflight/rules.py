@@ -32,6 +32,14 @@ class Subject:
         return self.recipe.nodes * self.devices_per_node
 
     @property
+    def rollout_world(self) -> int:
+        """Devices that generate: those that train, unless generation has nodes of its own."""
+        apart = self.recipe.fully_async
+        if self.recipe.mode != "fully_async" or not apart.rollout_nodes:
+            return self.world
+        return apart.rollout_nodes * (apart.rollout_devices or self.hardware.devices_per_node)
+
+    @property
     def model_parallel(self) -> int:
         p = self.recipe.parallel
         return p.tensor * p.pipeline * p.context

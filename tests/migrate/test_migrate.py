@@ -153,6 +153,17 @@ def test_verls_own_references_are_filled_in(tmp_path):
     )
 
 
+def test_a_key_in_a_group_that_refers_to_another_one_still_reaches_verl(tmp_path):
+    found = migrated(*MINIMAL, "+actor_rollout_ref.rollout.mtp.enable=True")
+    composed = recipe(found, tmp_path, run_dir="/r", work="/w")
+    config = compose_verl(build(composed, python=sys.executable, environment={}), composed)
+    assert (config.actor_rollout_ref.rollout.mtp.enable, config.actor_rollout_ref.model.mtp.enable) == (True, False)
+    assert found.differences == ()
+    followed = migrated(*MINIMAL, "actor_rollout_ref.model.mtp.enable=True")
+    assert recipe(followed, tmp_path).recipe.verl == {"actor_rollout_ref": {"model": {"mtp": {"enable": True}}}}
+    assert followed.differences == ()
+
+
 def test_where_rollouts_are_kept_is_the_runs_own_place(tmp_path):
     found = migrated(*MINIMAL, "trainer.rollout_data_dir=/tmp/rollouts")
     assert recipe(found, tmp_path).recipe.trainer.rollout_dump is True
@@ -224,7 +235,7 @@ def test_what_is_unknown_is_named_and_the_recipe_names_it_too():
     assert "trainer.x={a" in report
     assert "params/models/some_new_model_7b.yaml" in report["model.name"]
     assert "# Open: data.max_promt_length=512" in found.recipe
-    assert '"+actor_rollout_ref.rollout.limit_images=4"' in found.recipe
+    assert '"++actor_rollout_ref.rollout.limit_images=4"' in found.recipe
 
 
 def test_a_number_that_only_the_environment_knows_is_asked_for():
