@@ -31,6 +31,7 @@ class NoProgress(TimeoutError):
 def install() -> None:
     """Register every patch below; each runs when its module is imported."""
     after("verl.models.mcore.util")(build_full_attention_mask)
+    after("verl.workers.config.engine")(train_in_float32)
     after("verl.utils.distributed")(initialize_gloo_once)
     after("verl.utils.distributed")(bind_to_no_gpu_node)
     after("verl.single_controller.ray.base")(count_cpu_ranks)
@@ -51,6 +52,23 @@ def build_full_attention_mask(module: ModuleType) -> None:
     """
     expect_attribute(module, "_build_npu_attn_mask")
     replace(module, "is_npu_available", True)
+
+
+def train_in_float32(module: ModuleType) -> None:
+    """McoreEngineConfig.__post_init__ (verl.workers.config.engine) takes bfloat16 and float16 only. A processor without
+    instructions for them emulates both: a matrix product of the quickstart's size takes 30 times as long as in float32.
+    """
+    config = module.McoreEngineConfig
+    expect_attribute(config, "dtype")
+
+    def check_the_rest(self) -> None:
+        wanted = self.dtype
+        if wanted == "float32":
+            object.__setattr__(self, "dtype", "bfloat16")  # the configuration is frozen, and only this is refused
+        checks(self)
+        object.__setattr__(self, "dtype", wanted)
+
+    checks = replace(config, "__post_init__", check_the_rest, parameters="self")
 
 
 def initialize_gloo_once(module: ModuleType) -> None:
