@@ -45,6 +45,13 @@ quietly() {
   fi
 }
 
+# Prints a list of [tool.recipes] in pyproject.toml, a line each.
+listed() {
+  "$VENV/bin/python" -c '
+import sys, tomllib
+print(*tomllib.load(open(sys.argv[1], "rb"))["tool"]["recipes"][sys.argv[2]], sep="\n")' "$ROOT/pyproject.toml" "$1"
+}
+
 set_up() {
   local extras="$1" python stamp
   command -v flock >/dev/null || die "flock is missing (package util-linux): it keeps two set-ups apart."
@@ -64,12 +71,12 @@ set_up() {
   stamp="$VENV/.installed-${extras//,/-}-$(cksum <"$ROOT/pyproject.toml" | cut -d' ' -f1)"
   if [ ! -e "$stamp" ]; then
     say "installing (about 6 GB, a few minutes; log: .venv/setup.log)"
-    # One call, so that pip sees all pins together; then what its own metadata would not let in (see pyproject.toml).
+    # One call, so that pip sees all pins together; then what needs a word of its own (see pyproject.toml for the reasons).
     quietly "$VENV/bin/python" -m pip install --editable "${ROOT}[$extras]"
-    mapfile -t no_deps < <("$VENV/bin/python" -c '
-import sys, tomllib
-print(*tomllib.load(open(sys.argv[1], "rb"))["tool"]["recipes"]["no-deps"], sep="\n")' "$ROOT/pyproject.toml")
-    quietly "$VENV/bin/python" -m pip install --no-deps "${no_deps[@]}"
+    mapfile -t packages < <(listed no-deps)
+    quietly "$VENV/bin/python" -m pip install --no-deps "${packages[@]}"
+    mapfile -t packages < <(listed without)
+    quietly "$VENV/bin/python" -m pip uninstall --yes "${packages[@]}"
     touch "$stamp"
   fi
   flock -u 9

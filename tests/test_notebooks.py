@@ -54,7 +54,7 @@ def test_the_kernel_is_nobody_s_own(path):
 
 
 def test_no_logic_no_shell_no_exit(path):
-    """What a test cannot import does not belong in a cell; a failing `!cmd` leaves a cell green; exit() hides the end."""
+    """What a test cannot import does not belong in a cell; a failing `!cmd` leaves it green; exit() hides the end."""
     for cell in code(path)[1:]:
         assert not re.search(r"^\s*[!%]", cell.source, re.M)
         for node in ast.walk(ast.parse(cell.source)):

@@ -135,7 +135,7 @@ def test_without_a_python_3_12_it_says_how_to_get_one(places):
 
 @pytest.fixture
 def clone(tmp_path):
-    """A copy of what set-up reads, with a venv whose pip is ours: it notes its calls and fails on demand (a fake)."""
+    """What set-up reads, and a venv whose pip is a fake of ours: it notes its calls and fails on demand."""
     root = tmp_path / "a clone's dir"
     (root / "scripts").mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "setup.sh", root / "scripts")

@@ -7,12 +7,15 @@ Exits 1 when the difference is above the tolerance. A run that trains proves not
 """
 
 import argparse
+import json
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.cpu import settings
+from recipes import params
+from recipes.command import EXTERNAL_MODULES
+from recipes.schema import Recipe
 
 LOCAL = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
@@ -36,12 +39,19 @@ class Agreement:
         return self.logits_difference <= tolerance and gap <= 10 * tolerance
 
 
+def _recipe(model_dir: str | Path) -> Recipe:
+    """The smoke recipe of the kind of model in `model_dir`: what Megatron needs without an accelerator."""
+    kind = json.loads((Path(model_dir) / "config.json").read_text())["model_type"]
+    return params.compose({"glm_moe_dsa": "cpu/glm5_2"}.get(kind, f"cpu/{kind}")).recipe
+
+
 def megatron_model(model_dir: str | Path):
     """Megatron-Bridge's AutoBridge for `model_dir`, and the model it builds (a list of one chunk), in fp32 on one rank.
 
     Takes the process over: environment, process group, patches. Use a process of its own.
     """
-    os.environ.update(LOCAL | settings.ENVIRONMENT)
+    recipe = _recipe(model_dir)
+    os.environ.update(LOCAL | recipe.env | {EXTERNAL_MODULES: ",".join(recipe.external_modules)})
     import torch
     import verl  # noqa: F401  imports the CPU target, which must come before Megatron
     from megatron.bridge import AutoBridge
@@ -62,7 +72,7 @@ def megatron_model(model_dir: str | Path):
             "moe_token_dispatcher_type": "alltoall",
             "moe_router_load_balancing_type": "none",
             "variable_seq_lengths": True,
-            **mapping_string_to_attn_backend(settings.transformer_config(bridge.hf_pretrained.config.model_type)),
+            **mapping_string_to_attn_backend(dict(recipe.transformer)),
         },
     )
     model = provider.provide_distributed_model(wrap_with_ddp=False)

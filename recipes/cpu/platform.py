@@ -9,7 +9,7 @@ import psutil
 import torch
 from verl.plugin.platform.platform_base import PlatformBase
 
-from recipes.cpu.settings import RANK_RESOURCE
+from recipes.cpu.ranks import RANK_RESOURCE
 
 _KIB = 1024
 

@@ -258,8 +258,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--mtp", action=argparse.BooleanOptionalAction, default=True, help="glm5_2: put the MTP layer in the checkpoint"
     )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="build the data set here as well")
     options = parser.parse_args(arguments)
     try:
+        if options.data is not None:
+            print(tiny_data(options.data))
         if options.what == "data":
             print(tiny_data(options.out))
         else:

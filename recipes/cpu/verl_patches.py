@@ -8,15 +8,15 @@ import time
 from types import ModuleType
 
 from recipes.cpu.import_hook import after
+from recipes.cpu.ranks import RANK_RESOURCE
 from recipes.cpu.replace import UnknownCode, expect, expect_attribute, replace
-from recipes.cpu.settings import RANK_RESOURCE
 
 POLL_SECONDS = 0.1
 """How often the trainer looks whether the step's responses are complete."""
 
 
 def deadline_seconds() -> float:
-    """How long one response, one weight sync, or a step without any progress may take (settings.ENVIRONMENT)."""
+    """How long one response, one weight sync, or a step without any progress may take (params/cpu/base.yaml)."""
     return float(os.environ.get("RECIPES_CPU_DEADLINE", "300"))
 
 
