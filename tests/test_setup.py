@@ -130,7 +130,7 @@ def test_without_a_python_3_12_it_says_how_to_get_one(places):
     assert done.stdout == ""
 
 
-# ------------------------------------------------------------------------------------- interrupted, offline, two at once
+# ---------------------------------------------------------------------------------- interrupted, offline, two at once
 
 
 @pytest.fixture
