@@ -20,6 +20,7 @@ from recipes.command import Command, build, external_modules, training_python
 from recipes.errors import RecipeError, nearest
 from recipes.finding import Finding
 from recipes.params import SHORT_NAMES, Composed
+from recipes.preflight import files
 from recipes.run import launch as runs
 from recipes.run.directory import Run, default_path, open_run, read_state, write_json
 
@@ -95,9 +96,14 @@ def prepare(composed: Composed, *, python: str | None = None) -> None:
 
 
 def check(plan: Plan) -> Findings:
-    """Make what the recipe makes itself, then look for what would break the run. Raises RecipeError on errors."""
-    prepare(plan.composed, python=plan.command.python)
-    found = preflight.check(plan.composed, python=plan.command.python)
+    """Make what the recipe makes itself, then look for what would break the run. Raises RecipeError on errors.
+
+    Where the recipe's devices are not, this machine's files and packages are left out: nothing can be launched here.
+    """
+    here = files.present(preflight.subject(plan.composed, plan.command.python))
+    if here:
+        prepare(plan.composed, python=plan.command.python)
+    found = preflight.check(plan.composed, python=plan.command.python, here=here)
     preflight.refuse(found, plan.waive)
     return Findings(tuple(found), plan.waive)
 
@@ -118,7 +124,16 @@ class Findings:
 
 
 def launch(plan: Plan) -> Run:
-    """Start the training and return its run. The training is a child of a supervisor, not of this kernel."""
+    """Start the training and return its run. The training is a child of a supervisor, not of this kernel.
+
+    Raises RecipeError where the recipe's devices are not.
+    """
+    if not files.present(preflight.subject(plan.composed, plan.command.python)):
+        recipe = plan.composed.recipe
+        raise RecipeError(
+            f"This machine has no NPU, so {recipe.recipe} cannot be launched here; everything above holds. Open this "
+            f"notebook on a node of {recipe.hardware}, or carry the script of `recipes export {recipe.recipe}` there."
+        )
     run = runs.start(
         plan.composed, plan.command, on_disconnect=plan.on_disconnect, deadline_seconds=plan.deadline_seconds
     )

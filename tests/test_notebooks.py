@@ -134,6 +134,19 @@ def test_an_error_shows_as_its_sentence_and_not_as_a_traceback(tmp_path):
     assert len(errors[0].traceback) == 1
 
 
+@pytest.mark.parametrize("name", ["10_glm5_2_grpo", "20_qwen3_grpo"])
+def test_without_an_npu_it_resolves_and_checks_and_stops_at_launch(tmp_path, name):
+    out = tmp_path / "out.ipynb"
+    source = str(ROOT / "notebooks" / f"{name}.ipynb")
+    with pytest.raises(
+        papermill.PapermillExecutionError, match=r"This machine has no NPU, so .* cannot be launched here"
+    ):
+        papermill.execute_notebook(source, str(out), {"run_dir": str(tmp_path / "run")}, progress_bar=False)
+    done = [cell for cell in code(out) if cell.outputs and cell.outputs[-1].output_type == "execute_result"]
+    assert "rules looked" in done[-1].outputs[-1]["data"]["text/plain"]
+    assert not (tmp_path / "run").exists()
+
+
 # ------------------------------------------------------------------------------------------------ untrusted text
 
 

@@ -11,6 +11,21 @@ from recipes.preflight.rules import Subject, rule
 START = "engine start"
 
 
+@rule("hardware.present", noticed="launch", source="Ascend's driver names its devices /dev/davinciN", here=True)
+def devices_are_here(s: Subject):
+    if not present(s):
+        yield (
+            {"hardware": s.recipe.hardware},
+            "this machine has no NPU (there is no /dev/davinci0).",
+            "Launch on a node that has, with this notebook or the script of `recipes export`.",
+        )
+
+
+def present(s: Subject) -> bool:
+    """Say whether this machine has devices of the recipe's kind."""
+    return s.hardware.device != "npu" or any(Path("/dev").glob("davinci[0-9]*"))
+
+
 @rule("files.model", noticed=START, source="transformers and safetensors file names", here=True)
 def model_has_weights(s: Subject):
     path = Path(s.recipe.model.path)

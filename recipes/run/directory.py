@@ -139,10 +139,18 @@ def write_text(path: Path, text: str) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
+        # mkstemp makes files for its user alone; a colleague may want to read this run.
+        Path(scratch).chmod(0o666 & ~_umask())
         Path(scratch).replace(path)
     except BaseException:
         Path(scratch).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    value = os.umask(0o077)
+    os.umask(value)
+    return value
 
 
 def identify(pid: int) -> dict[str, Any]:

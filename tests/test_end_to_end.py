@@ -1,0 +1,96 @@
+"""The whole path with the real verl and the real Megatron-Core: notebook, papermill and script give one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from recipes import export, params
+from recipes.command import build
+from recipes.run import processes
+from recipes.run.directory import open_run, read_state
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOK = ROOT / "notebooks" / "00_quickstart.ipynb"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """A place for model and data of this test; a smoke recipe needs a random model only, made in seconds."""
+    place = tmp_path / "work's place"
+    monkeypatch.setenv("RECIPES_WORK", str(place))
+    return place
+
+
+def start(run_dir: Path, *parameters: str) -> subprocess.Popen:
+    words = [sys.executable, "-m", "recipes.cli", "notebook", str(NOTEBOOK), "--run-dir", str(run_dir), *parameters]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_notebook_by_papermill_trains_draws_judges_and_records(work, tmp_path):
+    run_dir = tmp_path / "a run's dir"
+    child = start(run_dir, "-p", "recipe", "cpu/qwen3", "-p", "steps", "3", "-p", "learning_rate", "1e-3")
+    said, progress = child.communicate(timeout=600)
+    assert child.returncode == 0, progress
+
+    run = open_run(run_dir)
+    state = read_state(run)
+    assert (state["state"], state["attempts"][0]["exit_code"]) == ("finished", 0)
+    assert processes.of_run(state["id"]) == []
+    steps = [json.loads(line)["step"] for line in run.metrics().read_text().splitlines()]
+    assert steps == [1, 2, 3]
+    assert {p.name for p in run.curves.iterdir()} == {"curves.png", "curves-dark.png", "curves.svg", "curves.csv"}
+    assert {j["rule"] for j in json.loads(run.verdict_file.read_text())["judgements"]} >= {"ENDED", "NAN", "MISMATCH"}
+    assert list((run.attempt(1) / "tensorboard").rglob("events.*"))
+    assert f"run:      {run_dir}" in said
+
+    outputs = [cell.outputs for cell in nbformat.read(run_dir / "notebook.ipynb", 4).cells if cell.cell_type == "code"]
+    watched = outputs[4]
+    assert len(watched) == 1  # one output, redrawn in place
+    assert "step 3 of 3" in watched[0]["data"]["text/plain"]
+    assert (run_dir / "notebook.ipynb").stat().st_size < 2_000_000
+
+    # What papermill launched is what a script of the same recipe launches, argument by argument.
+    launched = json.loads(run.command_file.read_text())
+    changes = ["steps=3", "learning_rate=1e-3"]
+    command = build(params.compose("cpu/qwen3", changes, run_dir=str(run_dir)))
+    assert launched["argv"] == list(command.argv)
+    assert launched["environment"] == dict(command.environment)
+    script = tmp_path / "run.sh"
+    script.write_text(export.script("cpu/qwen3", changes, python=sys.executable))
+    places = {"PYTHON": sys.executable, "RUN_DIR": str(run_dir), "RECIPES_WORK": str(work)}
+    printed = subprocess.run(
+        ["bash", str(script), "--print"], env=os.environ | places, capture_output=True, text=True, check=True
+    )
+    assert shlex.split(printed.stdout.strip().splitlines()[-1]) == launched["argv"]
+
+
+def test_an_interrupt_in_mid_run_ends_everything_and_says_so(work, tmp_path):
+    run_dir = tmp_path / "run"
+    child = start(run_dir, "-p", "recipe", "cpu/qwen3")
+    limit = time.monotonic() + 300
+    # Ray is up and the trainer works: interrupting is hardest now.
+    while not (
+        (run_dir / "attempts/1/train.log").exists() and b"TaskRunner" in (run_dir / "attempts/1/train.log").read_bytes()
+    ):
+        assert child.poll() is None
+        assert time.monotonic() < limit
+        time.sleep(0.2)
+    child.send_signal(signal.SIGINT)
+    _, words = child.communicate(timeout=120)
+    assert child.returncode == 2
+    assert "interrupted; the run and everything it started has ended" in words
+    state = read_state(open_run(run_dir))
+    assert state["state"] == "stopped"
+    assert processes.of_run(state["id"]) == []
