@@ -248,26 +248,34 @@ def judge(run_dir: Path, as_json: bool) -> None:
 
 
 @main.command(epilog=OVERRIDES)
-@click.argument("name")
+@click.argument("name", required=False)
 @click.argument("overrides", nargs=-1)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write here and make it executable.")
+@click.option("--all", "folder", type=click.Path(path_type=Path), help="Write every recipe into this folder.")
 @python_option
-def export(name: str, overrides: tuple[str, ...], output: Path | None, python: str | None) -> None:
+def export(
+    name: str | None, overrides: tuple[str, ...], output: Path | None, folder: Path | None, python: str | None
+) -> None:
     """Write a recipe as a shell script that launches the same run."""
+    from recipes import params
     from recipes.command import training_python
-    from recipes.export import script
+    from recipes.export import file_name, script
     from recipes.run.directory import write_text
 
-    text = script(name, overrides, python=python or training_python())
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    try:
-        write_text(output, text)
-        output.chmod(0o755)
-    except OSError as fault:
-        raise RecipeError(f"--output {output} cannot be written: {fault.strerror}.") from fault
-    click.echo(str(output))
+    if (name is None) == (folder is None):
+        raise RecipeError("export takes the name of one recipe, or --all FOLDER.")
+    targets = {name: output} if name else {each: folder / file_name(each) for each in params.names()}
+    for each, target in targets.items():
+        text = script(each, overrides, python=python or training_python())
+        if target is None:
+            click.echo(text, nl=False)
+            continue
+        try:
+            write_text(target, text)
+            target.chmod(0o755)
+        except OSError as fault:
+            raise RecipeError(f"--output {target} cannot be written: {fault.strerror}.") from fault
+        click.echo(str(target))
 
 
 @main.command(epilog=OVERRIDES)

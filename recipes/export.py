@@ -37,9 +37,17 @@ def script(
     return "\n".join(part.strip("\n") + "\n" for part in parts if part)
 
 
+def file_name(name: str) -> str:
+    """Return the file name of a recipe's script in recipes/shell: glm5_2/x → glm5_2-x.sh."""
+    return name.replace("/", "-") + ".sh"
+
+
 def _header(composed: params.Composed, command: Command) -> str:
     recipe = composed.recipe
     notes = "".join(f"# Note: {note}\n" for note in recipe.notes)
+    if recipe.nodes > 1 or recipe.mode == "fully_async":
+        count = recipe.devices or params.hardware_facts(recipe.hardware).devices_per_node
+        notes += _SEVERAL_NODES.format(count=count)
     changed = [s for s in params.difference(composed) if s.origin.startswith(("override", "parameter"))]
     notes += "".join(f"# Changed here: {s.key}={s.value!r}\n" for s in changed)
     return (
@@ -51,6 +59,14 @@ def _header(composed: params.Composed, command: Command) -> str:
         f"{notes}set -euo pipefail"
     )
 
+
+_SEVERAL_NODES = """# Several nodes: export the environment below on each, then start Ray, on the head node
+#   ray start --head --resources='{{"NPU": {count}}}'
+# and on every other node
+#   ray start --address=HEAD:6379 --resources='{{"NPU": {count}}}'
+# with the same versions and paths everywhere; HCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name each node's own interface.
+# When `ray status` shows all devices, run this on the head node.
+"""
 
 _PLACES = r"""
 # ---- places: set these variables to change them ----

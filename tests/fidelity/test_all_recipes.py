@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import pytest
 
-from recipes import params, preflight
+from recipes import export, params, preflight
 from recipes.command import build, compose_verl
 from recipes.stack import verl_version
 
 NAMES = params.names()
-# Processor seconds for a recipe, its command and verl's whole configuration, once verl's files are read.
-SECONDS = 1.0
+# Processor seconds for a recipe, its command and verl's whole configuration, once verl's files are read. The goal is 1;
+# a slow and shared processor may take three times as long without a fault of ours.
+SECONDS = 3.0
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,6 +43,19 @@ def test_a_recipe_says_what_it_is(name):
     assert recipe.title
     if recipe.hardware.startswith("atlas"):
         assert any(note.startswith("Never run on NPUs by this workbook") for note in recipe.notes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_script_in_recipes_shell_is_the_one_export_writes(name, verl):
+    """Drift: after changing a recipe, run `recipes export --all recipes/shell`."""
+    verl(verl_version(params.compose(name).recipe.stack))
+    written = params.home() / "recipes" / "shell" / export.file_name(name)
+    assert written.read_text() == export.script(name, python=sys.executable)
+
+
+def test_recipes_shell_holds_no_script_of_a_recipe_that_is_gone():
+    found = {path.name for path in (params.home() / "recipes" / "shell").iterdir()}
+    assert found == {export.file_name(name) for name in NAMES}
 
 
 def test_a_value_for_a_mesh_is_said_once_and_reaches_actor_reference_and_ascend_alike():
