@@ -55,8 +55,8 @@ def test_the_notebook_by_papermill_trains_draws_judges_and_records(work, tmp_pat
     assert list((run.attempt(1) / "tensorboard").rglob("events.*"))
     assert f"run:      {run_dir}" in said
 
-    outputs = [cell.outputs for cell in nbformat.read(run_dir / "notebook.ipynb", 4).cells if cell.cell_type == "code"]
-    watched = outputs[4]
+    cells = nbformat.read(run_dir / "notebook.ipynb", 4).cells
+    (watched,) = [cell.outputs for cell in cells if cell.source == "notebook.watch(run)"]
     assert len(watched) == 1  # one output, redrawn in place
     assert "step 3 of 3" in watched[0]["data"]["text/plain"]
     assert (run_dir / "notebook.ipynb").stat().st_size < 2_000_000
