@@ -173,5 +173,5 @@ def test_no_recipe_repeats_what_its_base_says(name):
 
 def test_a_repeated_line_is_found(params_folder):
     mine = params_folder / "quickstart" / "mine.yaml"
-    mine.write_text("defaults: [base]\nbatch: {train: 8}\noptimizer: {lr: 1e-4}\n")
+    mine.write_text("defaults: [base]\nbatch: {train: 8}\noptimizer: {lr: 3e-3}\n")
     assert [s.key for s in params.repeated(mine)] == ["batch.train"]
