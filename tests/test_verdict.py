@@ -108,9 +108,23 @@ def test_a_run_that_did_not_finish_fails_however_good_its_curve(tmp_path, state)
     assert "ValueError: x" in found.judgements[0].sentence
 
 
+def with_rewards(*rewards):
+    return {s: healthy(s) | {"critic/rewards/mean": r} for s, r in enumerate(rewards, 1)}
+
+
 def test_a_falling_reward_is_said(tmp_path):
-    rows = {s: {**d, "critic/rewards/mean": 1.0 / s} for s, d in run().items()}
+    rows = with_rewards(*[0.6] * 6, *[0.5] * 6)
     assert outcomes(judge(tmp_path, rows), "REWARD") == ["warn"]
+
+
+def test_a_reward_that_falls_far_from_its_best_fails(tmp_path):
+    """The rewards of a real quickstart run with ten times the learning rate: up within four steps, then down again."""
+    broken = (0.375, 0.656, 0.719, 0.906, 0.656, 0.578, 0.828, 0.562, 0.422, 0.625, 0.766, 0.578, 0.469, 0.281, 0.328)
+    found = judge(tmp_path, with_rewards(*broken), FINISHED | {"steps": 15})
+    assert not found.passed
+    failed = next(j for j in found.judgements if j.outcome == "fail")
+    assert failed.rule == "REWARD COLLAPSE"
+    assert "0.48 at the end" in failed.sentence
 
 
 def test_a_verdict_is_plain_data(tmp_path):
