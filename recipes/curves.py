@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from recipes.metrics import Metrics, as_metrics, replace_file, write_csv
+from recipes.atomic import replace_file
+from recipes.metrics import Metrics, as_metrics, write_csv
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,11 +18,12 @@ import io
 import json
 import math
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from recipes.atomic import replace_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -265,18 +266,3 @@ def write_csv(table: pd.DataFrame | Metrics, path: str | os.PathLike[str]) -> Pa
         )
         writer.writerow([step, *cells])
     return replace_file(path, text.getvalue().encode())
-
-
-def replace_file(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Put `content` at `path` in one move: a reader sees the old file or the new one. Makes the directory."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return path

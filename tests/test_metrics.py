@@ -10,7 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from recipes.metrics import JsonLines, as_metrics, parse_line, read_jsonl, replace_file, write_csv
+from recipes.atomic import replace_file
+from recipes.metrics import JsonLines, as_metrics, parse_line, read_jsonl, write_csv
 
 REAL = Path(__file__).parent / "data/metrics/verl_0.9.1_three_steps.jsonl"
 

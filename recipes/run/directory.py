@@ -7,9 +7,7 @@ always as a whole file, so a reader at any moment sees a consistent state.
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from recipes.atomic import replace_file
 from recipes.errors import RecipeError
 
 STATES = ("prepared", "running", "finished", "failed", "stopped", "lost")
@@ -134,23 +133,7 @@ def write_json(path: Path, data: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file so that a reader sees the old file or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        # mkstemp makes files for its user alone; a colleague may want to read this run.
-        Path(scratch).chmod(0o666 & ~_umask())
-        Path(scratch).replace(path)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    value = os.umask(0o077)
-    os.umask(value)
-    return value
+    replace_file(path, text.encode("utf-8"))
 
 
 def identify(pid: int) -> dict[str, Any]:

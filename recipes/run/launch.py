@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -128,8 +129,6 @@ def _forget(run: Run) -> None:
 
 
 def _recorded(run: Run) -> list[dict]:
-    import json
-
     try:
         return json.loads((run.path / "processes.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
