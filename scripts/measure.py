@@ -3,6 +3,7 @@
 
 quick   start-up of `recipes --help` and of `import recipes`: medians of 11 child processes
 run     one quickstart run: seconds from launch to last step, step time by stage, peak memory of all its processes
+seeds   validation reward before, during and after training for --pairs seeds (the quickstart's promise)
 ratio   the quickstart through the notebook against bare verl with the same argv and environment, in turn
 fresh   a fresh clone: seconds from scripts/quickstart.sh to the curve (needs a package index)
 """
@@ -72,6 +73,18 @@ def ratio(pairs: int, steps: int | None) -> dict:
     }
 
 
+def seeds(count: int, steps: int | None) -> dict:
+    """The quickstart with seeds 1 to `count`, bare: validation reward at each of its steps, and the seconds."""
+    found = {}
+    for seed in range(1, count + 1):
+        with tempfile.TemporaryDirectory(prefix="measure-") as folder:
+            wall, _, table = bare(Path(folder) / "run", steps, [f"trainer.seed={seed}"])
+        [name] = [name for name in table if name.startswith("val-core/")]
+        found[f"seed {seed}"] = " ".join(f"{value:.2f}" for value in table[name].dropna()) + f"  ({wall:.0f} s)"
+        print(f"seed {seed}: {found[f'seed {seed}']}", file=sys.stderr)
+    return found
+
+
 def fresh() -> dict:
     with tempfile.TemporaryDirectory(prefix="measure-") as folder:
         clone = Path(folder) / "clone"
@@ -81,9 +94,9 @@ def fresh() -> dict:
         return {"fresh clone to curve, s": round(time.monotonic() - began, 1)}
 
 
-def bare(run_dir: Path, steps: int | None) -> tuple[float, int, object]:
+def bare(run_dir: Path, steps: int | None, more: list[str] = ()) -> tuple[float, int, object]:
     """Run verl directly; returns seconds, peak resident bytes of the process tree, and the table of metrics."""
-    overrides = [] if steps is None else [f"steps={steps}"]
+    overrides = [*more] + ([] if steps is None else [f"steps={steps}"])
     composed = params.compose(RECIPE, overrides, run_dir=str(run_dir))
     notebook.prepare(composed)
     command = build(composed)
@@ -143,12 +156,13 @@ def seconds(command: list[str]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("quick", "run", "ratio", "fresh"))
+    parser.add_argument("what", choices=("quick", "run", "seeds", "ratio", "fresh"))
     parser.add_argument("--steps", type=int, help="steps of each run (default: as in the recipe)")
-    parser.add_argument("--pairs", type=int, default=3, help="pairs of runs for `ratio`")
+    parser.add_argument("--pairs", type=int, default=3, help="pairs of runs for `ratio`, seeds for `seeds`")
     given = parser.parse_args()
     measure = {"quick": quick, "run": lambda: run(given.steps), "fresh": fresh}
     measure["ratio"] = lambda: ratio(given.pairs, given.steps)
+    measure["seeds"] = lambda: seeds(given.pairs, given.steps)
     for name, value in measure[given.what]().items():
         print(f"{name:36} {value}")
 
