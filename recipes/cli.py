@@ -145,7 +145,10 @@ def run(
     deadline: float | None,
     python: str | None,
 ) -> None:
-    """Train a recipe and watch it. Ctrl-C ends the run and everything it started."""
+    """Train a recipe, watch it, and judge it. Ctrl-C ends the run and everything it started.
+
+    Exit code 0 when the training ended by itself and what it exported is whole; `recipes judge` answers for the rest.
+    """
     from recipes import notebook, params, preflight
     from recipes.command import build, training_python
     from recipes.run import launch
@@ -169,7 +172,11 @@ def run(
     preflight.refuse(found, waive)
     started = launch.start(composed, command, deadline_seconds=None if deadline is None else 60 * deadline)
     click.echo(f"run directory: {started.path}")
-    _follow(started.path, stop_on_interrupt=True)
+    state = _follow(started.path, stop_on_interrupt=True)
+    judged = notebook.judge(started.path)
+    click.echo(judged.text())
+    lost = any(j.rule == "EXPORT" and j.outcome == "fail" for j in judged.verdict.judgements)
+    sys.exit(0 if state["state"] == "finished" and not lost else 1)
 
 
 @main.command("notebook")
@@ -205,7 +212,8 @@ def run_notebook(path: Path, pairs: tuple[tuple[str, str], ...], run_dir: Path |
 @click.argument("run_dir", type=click.Path(path_type=Path))
 def watch(run_dir: Path) -> None:
     """Watch a run that somebody else started. Ctrl-C ends the watching, not the run."""
-    _follow(run_dir, stop_on_interrupt=False)
+    state = _follow(run_dir, stop_on_interrupt=False)
+    sys.exit(0 if state["state"] == "finished" else 1)
 
 
 @main.command()
@@ -243,7 +251,7 @@ def judge(run_dir: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(judged.verdict.to_dict(), indent=2, ensure_ascii=False))
     else:
-        click.echo(judged._repr_mimebundle_()["text/plain"])
+        click.echo(judged.text())
     sys.exit(0 if judged.verdict.passed else 1)
 
 
@@ -294,8 +302,8 @@ def prepare(name: str, overrides: tuple[str, ...], python: str | None) -> None:
     notebook.prepare(composed, python=python)
 
 
-def _follow(path: Path, *, stop_on_interrupt: bool) -> None:
-    """Print the progress of a run until it has ended; exit 1 when it did not finish."""
+def _follow(path: Path, *, stop_on_interrupt: bool) -> dict[str, Any]:
+    """Print the progress of a run until it has ended; returns its state (run.json)."""
     from recipes import live, notebook
     from recipes.run import launch
     from recipes.run.directory import open_run
@@ -315,7 +323,7 @@ def _follow(path: Path, *, stop_on_interrupt: bool) -> None:
     state = launch.read_state(opened)
     click.echo(f"{state['state']}{': ' + state['cause'] if state['cause'] else ''}")
     click.echo(f"curves: {opened.curves / 'curves.png'}\nlog: {opened.log()}")
-    sys.exit(0 if state["state"] == "finished" else 1)
+    return state
 
 
 class Progress:

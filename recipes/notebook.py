@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes import curves, live, page, params, preflight, verdict
+from recipes import curves, exports, live, page, params, preflight, verdict
 from recipes.command import Command, build, external_modules, training_python
 from recipes.errors import RecipeError, nearest
 from recipes.finding import Finding
@@ -175,7 +175,10 @@ def judge(run: Run | str | Path) -> Judged:
     """Judge a run, write verdict.json, and show the judgements."""
     run = open_run(run) if not isinstance(run, Run) else run
     moment = live.look(run)
-    found = verdict.judge(moment.metrics, moment.state)
+    exported = exports.of_run(run) if moment.ended else None
+    if exported and (exported.checks or exported.trouble):
+        write_json(run.path / exports.CHECKS, exported.to_dict())
+    found = verdict.judge(moment.metrics, moment.state, exported)
     write_json(run.verdict_file, found.to_dict())
     return Judged(found)
 
@@ -186,12 +189,18 @@ class Judged:
 
     verdict: verdict.Verdict
 
+    @property
+    def summary(self) -> str:
+        return "The run may be believed." if self.verdict.passed else "The run may not be believed."
+
+    def text(self) -> str:
+        found = self.verdict.judgements
+        return "\n".join([self.summary, *(f"{j.outcome:5} {j.rule}: {j.sentence}" for j in found)])
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         rows = [(j.outcome, j.rule, j.sentence, "" if j.step is None else j.step) for j in self.verdict.judgements]
-        summary = "The run may be believed." if self.verdict.passed else "The run may not be believed."
-        text = "\n".join([summary, *(f"{outcome:5} {rule}: {words}" for outcome, rule, words, _ in rows)])
-        html = page.block(page.paragraph(summary), page.table(("", "rule", "", "step"), rows))
-        return {"text/html": html, "text/plain": text}
+        html = page.block(page.paragraph(self.summary), page.table(("", "rule", "", "step"), rows))
+        return {"text/html": html, "text/plain": self.text()}
 
 
 def record(run: Run | str | Path) -> Recorded:
@@ -225,6 +234,7 @@ _FILES = {
     "attempts/1/tensorboard": "the same for TensorBoard",
     "curves/curves.png": "the curves (curves-dark.png, curves.svg, curves.csv beside it)",
     "verdict.json": "the verdict",
+    "exports.json": "what was exported, compared with the model tensor by tensor",
     "notebook.ipynb": "this notebook as it ran",
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from recipes.exports import Exported
 from recipes.metrics import Metrics
 
 # Mean |trainer probability - rollout probability| of the sampled tokens: verl's FAQ calls < 0.005 normal and > 0.01 a
@@ -55,10 +56,11 @@ class Verdict:
         return {"passed": self.passed, "judgements": [asdict(j) for j in self.judgements]}
 
 
-def judge(metrics: Metrics, state: Mapping[str, Any]) -> Verdict:
-    """Judge a run by its metrics and its state (run.json: `state`, `cause`, `steps`)."""
+def judge(metrics: Metrics, state: Mapping[str, Any], exported: Exported | None = None) -> Verdict:
+    """Judge a run by its metrics, its state (run.json: `state`, `cause`, `steps`) and what it exported, if anything."""
     rules = (_ended, _complete, _finite, _agreement, _update, _signal, _reward, _validation)
     found = [j for rule in rules for j in rule(metrics, state)]
+    found += _exported(exported, state) if exported else []
     return Verdict(tuple(sorted(found, key=lambda j: ORDER[j.outcome])))
 
 
@@ -166,3 +168,16 @@ def _validation(metrics: Metrics, _: Mapping[str, Any]) -> Iterator[Judgement]:
             if len(values) > 1:
                 words = f"{key}: {float(values.iloc[0]):.2f} (step {values.index[0]}) → {float(values.iloc[-1]):.2f}"
                 yield Judgement("VALIDATION", "info", f"{words} (step {values.index[-1]})")
+
+
+def _exported(exported: Exported, state: Mapping[str, Any]) -> Iterator[Judgement]:
+    source = "safetensors indexes and headers"
+    for path, check in exported.checks.items():
+        words = f"{check.found} of {check.expected} tensors arrived in {path}"
+        worst = [f.sentence for f in check.findings if f.severity == "error"] or [f.sentence for f in check.findings]
+        outcome = "fail" if not check.passed else "warn" if worst else "pass"
+        yield Judgement("EXPORT", outcome, ": ".join([words, *worst[:1]]), source=source)
+    for path, reason in exported.trouble.items():
+        yield Judgement("EXPORT", "warn", f"{path} could not be compared with its source: {reason}", source=source)
+    if exported.due and state["state"] == "finished" and not exported.checks and not exported.trouble:
+        yield Judgement("EXPORT", "fail", "checkpoint.contents asks for hf_model, and nothing was exported")

@@ -21,6 +21,9 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -123,7 +126,11 @@ start.servers = []
 def main() -> None:
     """The server: import, then fork for every request until the driver is gone."""
     listener = socket.socket(fileno=int(sys.argv[1]))
-    preload(MODULES)
+    with fresh_actor_class_ids():
+        preload(MODULES)
+    if not forks_differ():
+        print(f"{__name__}: two forks draw the same Ray IDs, so workers start the slow way.", file=sys.stderr)
+        return
     gc.collect()
     gc.freeze()  # a collection in a worker would touch, and so copy, every page
     request = serve(listener)
@@ -138,6 +145,54 @@ def preload(names: tuple[str, ...]) -> None:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001  whatever a module raises while it is imported
             print(f"{__name__}: {name} is not imported ahead: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+@contextmanager
+def fresh_actor_class_ids() -> Iterator[None]:
+    """Draw the ID of a class that is made a Ray actor from the operating system.
+
+    ray.actor draws it from Ray's C++ generator, whose pool is filled once a process, at first use: that would be here,
+    at the import of a module with actors, and every fork would go on with the same numbers. Two agent loop workers then
+    number their tasks alike, and a server that gets both at once aborts (core_worker.cc, "Check failed: erased == 1").
+    """
+    import ray.actor
+
+    known = ray.actor.ActorClassID
+
+    class FromOperatingSystem(known):
+        @classmethod
+        def from_random(cls):
+            return known(os.urandom(known.size()))
+
+    ray.actor.ActorClassID = FromOperatingSystem
+    try:
+        yield
+    finally:
+        ray.actor.ActorClassID = known
+
+
+def forks_differ() -> bool:
+    """Whether two forks of this process draw different IDs, in their main thread and in another one."""
+    return len({drawn_by_a_fork() for _ in range(2)}) == 2
+
+
+def drawn_by_a_fork() -> bytes:
+    """Two IDs that a fork of this process draws."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        from ray._raylet import WorkerID
+
+        drawn = [WorkerID.from_random()]
+        thread = threading.Thread(target=lambda: drawn.append(WorkerID.from_random()))
+        thread.start()
+        thread.join()
+        os.write(writer, b"".join(each.binary() for each in drawn))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        drawn = answer.read()
+    os.wait()
+    return drawn
 
 
 def serve(listener: socket.socket) -> dict | None:
@@ -200,6 +255,8 @@ def become(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # from the operating system, as at its import
     if environment.get("RAY_JOB_ID") != FIRST_JOB:
         os.execv(sys.executable, [sys.executable, *argv])
     refresh_authentication()

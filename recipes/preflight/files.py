@@ -6,6 +6,9 @@ import json
 import os
 from pathlib import Path
 
+from recipes import data
+from recipes.errors import RecipeError
+from recipes.finding import Finding
 from recipes.preflight.rules import Subject, rule
 
 START = "engine start"
@@ -55,6 +58,36 @@ def data_is_there(s: Subject):
         path = Path(getattr(s.recipe.data, key))
         if not path.is_file():
             yield {f"data.{key}": path}, "there is no such file.", "Make it, or set the key to a parquet file."
+
+
+@rule("data.schema", noticed="first batch", source="verl 0.9.1, RLHFDataset", here=True)
+def data_has_what_verl_reads(s: Subject):
+    for path in dict.fromkeys((s.recipe.data.train_files, s.recipe.data.val_files)):
+        if Path(path).is_file():
+            yield from _schema(path)
+
+
+def _schema(path: str | Path) -> list[Finding]:
+    try:
+        return data.check_parquet(path)
+    except RecipeError as fault:  # a workbook without what reads parquet; the training interpreter has it
+        return [Finding("data.schema", "info", {"file": str(path)}, f"not looked at: {fault}")]
+
+
+@rule("reward.trial", noticed="never: the reward stays flat", source="tried on rows of the training data", here=True)
+def reward_knows_the_truth(s: Subject):
+    """Score the truth and nonsense with the recipe's reward function, in the training interpreter."""
+    path, reward = Path(s.recipe.data.train_files), s.recipe.reward
+    if not path.is_file() or _schema(path):
+        return  # said by files.data and data.schema
+    try:
+        trials = data.try_reward(
+            path, python=s.python, function=reward.function, name=reward.name, kwargs=reward.kwargs
+        )
+    except RecipeError as fault:
+        yield {"reward.function": reward.function or "verl's"}, str(fault), "Mend it, or name another."
+        return
+    yield from data.judge_reward(trials)
 
 
 @rule("files.validation", severity="warning", noticed="never", source="a validation that cannot tell memory from skill")

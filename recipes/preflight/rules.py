@@ -59,14 +59,17 @@ class Rule:
     noticed: str
     source: str
     here: bool
-    function: Callable[[Subject], Iterator[tuple[Mapping[str, Any], str, str]]]
+    function: Callable[[Subject], Iterator[tuple[Mapping[str, Any], str, str] | Finding]]
 
 
 RULES: dict[str, Rule] = {}
 
 
 def rule(name: str, *, severity: str = "error", noticed: str, source: str, here: bool = False) -> Callable:
-    """Register a function that yields (keys with values, sentence, remedy) for each fault it finds."""
+    """Register a function that yields (keys with values, sentence, remedy) for each fault it finds.
+
+    One that has Findings already, from a module that other commands use too, may yield those.
+    """
 
     def register(function: Callable) -> Callable:
         if name in RULES:
@@ -87,10 +90,12 @@ def check(composed: Composed, *, python: str = sys.executable, here: bool = True
     """Return all findings of a composed recipe, errors first. `here=False` leaves this machine out of it."""
     looked_at = subject(composed, python)
     found = [
-        Finding(r.name, r.severity, dict(keys), sentence, remedy, r.noticed, r.source)
+        item
+        if isinstance(item, Finding)
+        else Finding(r.name, r.severity, dict(item[0]), *item[1:], r.noticed, r.source)
         for r in RULES.values()
         if here or not r.here
-        for keys, sentence, remedy in r.function(looked_at)
+        for item in r.function(looked_at)
     ]
     return sorted(found, key=lambda f: ("error", "warning", "info").index(f.severity))
 

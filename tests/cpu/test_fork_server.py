@@ -150,3 +150,22 @@ def test_ray_is_told_where_it_starts_a_cluster_of_its_own(given, changed):
     if changed:
         assert found["runtime_env"]["py_executable"].endswith("fork_client.py")
         assert found["runtime_env"]["env_vars"] == {}
+
+
+IDS = """
+from contextlib import nullcontext
+from recipes.cpu import fork_server
+with {context}:
+    fork_server.preload(fork_server.MODULES)
+print("differ:", fork_server.forks_differ())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("context", "differ"), [("fork_server.fresh_actor_class_ids()", "True"), ("nullcontext()", "False")]
+)
+def test_forks_number_their_tasks_differently(child, context, differ):
+    """Two agent loop workers with the same numbers made a server abort, in one run of five."""
+    done = child("-c", IDS.format(context=context), RAY_JOB_ID=fork_server.FIRST_JOB)
+    assert f"differ: {differ}" in done.stdout, done.stderr[-3000:]
