@@ -1,0 +1,580 @@
+"""Recipe → Memory: what a device holds while it trains and while it generates, in closed form. Bytes, always.
+
+Two bars that are never summed: training and generation take turns on the same devices, or have devices of their own.
+Everything is the worst case the recipe allows: the longest sequences, the fullest micro batches, evenly routed tokens.
+What the formulas leave out (allocator, communication buffers, the runtime itself) is for a reserve to cover. The
+sources: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models" (K22); Rajbhandari et
+al. 2020, "ZeRO" (Z20); Megatron-Core 0.18 and verl 0.9.1 where a formula names them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from recipes import models, pipeline
+from recipes.errors import RecipeError
+from recipes.params import flatten
+from recipes.preflight.rules import Subject
+from recipes.schema import ModelFacts, Parallel, Recipe
+
+FP32, HALF = 4, 2
+_WIDTH = {"float32": 4, "fp32": 4, "bfloat16": 2, "bf16": 2, "float16": 2, "fp16": 2}
+
+# What verl takes where a recipe says nothing (verl 0.9.1, trainer/config/rollout/rollout.yaml).
+ROLLOUT_SHARE, ROLLOUT_SEQUENCES, ROLLOUT_BATCHED_TOKENS, BUCKET_MIB = 0.5, 256, 8192, 2048
+
+# Whole on every tensor-parallel rank: norms, the router, the indexer; and the two projections into MLA's latent space,
+# which Megatron-Core builds with parallel_mode="duplicated" from TransformerEngine's layers.
+_WHOLE = ("router", "indexer.wq_b", "indexer.wk", "indexer.weights_proj")
+_LATENT = ("q_a_proj", "kv_a_proj_with_mqa")
+_OUTSIDE = ("embed_tokens", "norm", "lm_head")
+
+
+# --------------------------------------------------------------------------------------------------------- results
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A device of one pipeline stage in training. Counts: layers, parameters, micro batches in flight. Else bytes."""
+
+    stage: int
+    layers: int
+    dense_parameters: int
+    expert_parameters: int
+    in_flight: float
+    weights: int
+    gradients: int
+    optimizer: int
+    reference: int
+    activations: int
+    logits: int
+    log_probs: int  # activations and logits of a forward pass without backward, which never meet the two above
+    host: int
+    released: int  # of weights, gradients and optimizer: what is on the host while log-probs are computed
+
+    @property
+    def states(self) -> int:
+        """Weights, gradients, optimizer and reference: what is there whatever the batch."""
+        return self.weights + self.gradients + self.optimizer + self.reference
+
+    @property
+    def peak(self) -> int:
+        """The larger of the update and the log-prob pass before it."""
+        return self.states + max(self.activations + self.logits, self.log_probs - self.released)
+
+
+@dataclass(frozen=True)
+class Training:
+    """The first bar. `tokens` is what a device holds of one micro batch; `rollout` what generation leaves resident."""
+
+    tokens: int
+    micro_batches: int
+    rollout: int
+    stages: tuple[Stage, ...]
+
+    @property
+    def peak(self) -> int:
+        return self.rollout + max(stage.peak for stage in self.stages)
+
+    @property
+    def fullest(self) -> Stage:
+        return max(self.stages, key=lambda stage: stage.peak)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The second bar: a device of the rollout. An engine rank is `rollout.tensor` devices with one KV cache.
+
+    `share` is what the engine may take, and kv what is left of it; both None where the device's memory is unknown.
+    `training` is what the trainer leaves resident. `sync_peak` is the moment of the weight sync, before the KV cache.
+    """
+
+    weights: int
+    activations: int
+    kv_per_token: int
+    share: int | None
+    kv: int | None
+    tokens: int | None
+    sequences: int | None
+    training: int
+    bucket: int
+    sync_peak: int
+
+    @property
+    def peak(self) -> int:
+        return max(self.training + (self.share or self.weights + self.activations), self.sync_peak)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Both bars of a recipe, what a device has (None: unknown), and what was assumed, in sentences."""
+
+    device: int | None
+    training: Training
+    generation: Generation
+    assumed: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dicts, lists and numbers, with the peaks."""
+        tree = dataclasses.asdict(self)
+        tree["training"]["peak"] = self.training.peak
+        tree["generation"]["peak"] = self.generation.peak
+        for stage, there in zip(self.training.stages, tree["training"]["stages"], strict=True):
+            there["peak"] = stage.peak
+        return tree
+
+
+# ------------------------------------------------------------------------------------------------------ parameters
+
+
+def stage_parameters(model: ModelFacts, parallel: Parallel, *, latent_sharded: bool = False) -> list[tuple[int, int]]:
+    """Return for each pipeline rank the (dense, expert) parameters one of its devices holds; MTP is left out.
+
+    A matrix is split over `tensor`; norms, router and indexer are whole on each rank. A routed expert is split over
+    `expert_tensor` (unset: tensor), and a rank has experts / `expert` of them. The embedding is on the first stage,
+    norm and head on the last; a tied head is a second copy where that is another rank. Indexers are where an index is
+    computed. `latent_sharded`: MLA's down projections are split too, as Megatron's own ColumnParallelLinear does;
+    TransformerEngine's are whole on each rank. Raises RecipeError when the stages do not hold all layers.
+    Source: Megatron-Core 0.18, the layers' parallel modes.
+    """
+    tensor, experts = parallel.tensor, parallel.expert * _expert_tensor(parallel)
+    kinds: dict[tuple[bool, bool], tuple[int, int]] = {}
+    counts = []
+    for rank, layers in enumerate(rank_layers(model, parallel)):
+        dense = expert = 0
+        for kind in layers:
+            if kind not in kinds:
+                kinds[kind] = _layer_parameters(model, *kind, tensor, experts, tensor, latent_sharded)
+            dense, expert = dense + kinds[kind][0], expert + kinds[kind][1]
+        first, last = rank == 0, rank == parallel.pipeline - 1
+        table = model.vocab * model.hidden // tensor
+        dense += table if first else 0
+        if last:
+            dense += model.hidden + (0 if model.tied_embeddings and first else table)
+        counts.append((dense, expert))
+    return counts
+
+
+def rank_layers(model: ModelFacts, parallel: Parallel) -> list[list[tuple[bool, bool]]]:
+    """Return for each pipeline rank its layers as (has experts, computes an index), virtual stages together.
+
+    Raises RecipeError when the stages do not hold all layers of the model.
+    """
+    sizes = pipeline.stage_sizes(parallel, model.layers)
+    if sum(sizes) != model.layers or len(sizes) % parallel.pipeline:
+        raise RecipeError(
+            f"parallel.pipeline={parallel.pipeline}: its stages hold {sum(sizes)} layers and {model.name} has "
+            f"{model.layers}; set parallel.pipeline_layout, or another number of stages."
+        )
+    computing = set(models.index_layers(model))
+    ranks: list[list[tuple[bool, bool]]] = [[] for _ in range(parallel.pipeline)]
+    start = 0
+    for stage, size in enumerate(sizes):
+        for layer in range(start, start + size):
+            ranks[stage % parallel.pipeline].append((_has_experts(model, layer), layer in computing))
+        start += size
+    return ranks
+
+
+def _layer_parameters(
+    model: ModelFacts, moe: bool, index: bool, tensor: int, experts: int, kv_tensor: int, latent_sharded: bool
+) -> tuple[int, int]:
+    """Count what a device holds of one layer: (dense, routed experts)."""
+    dense = expert = 0
+    for t in _layer_tensors(model, moe, index):
+        if t.buffer:
+            continue
+        if t.expert:
+            expert += t.elements // experts
+        elif _is_whole(t.name, latent_sharded):
+            dense += t.elements
+        else:
+            dense += t.elements // (kv_tensor if t.name in ("k_proj", "v_proj") else tensor)
+    return dense, expert
+
+
+def _layer_tensors(model: ModelFacts, moe: bool, index: bool) -> Iterator[models.Tensor]:
+    """Yield the tensors of one layer: those of a model that has just this one."""
+    one = dataclasses.replace(
+        model,
+        layers=1,
+        dense_layers=0 if moe else 1,
+        experts=model.experts if moe else 0,
+        index_heads=model.index_heads if index else 0,
+        mtp_layers=0,
+    )
+    return (t for t in models.tensors(one) if t.name not in _OUTSIDE)
+
+
+def _is_whole(name: str, latent_sharded: bool) -> bool:
+    return "norm" in name or name in _WHOLE or (name in _LATENT and not latent_sharded)
+
+
+def _has_experts(model: ModelFacts, layer: int) -> bool:
+    return model.experts > 0 and layer >= model.dense_layers
+
+
+def _expert_tensor(parallel: Parallel) -> int:
+    return parallel.expert_tensor or parallel.tensor
+
+
+# ----------------------------------------------------------------------------------------------------- activations
+
+
+def layer_activations(
+    model: ModelFacts,
+    tokens: int,
+    *,
+    moe: bool = False,
+    index: bool = False,
+    tensor: int = 1,
+    sequence: bool = False,
+    expert_tensor: int = 1,
+    absorb: bool = False,
+) -> int:
+    """Return the bytes one layer keeps for its backward pass, of `tokens` tokens on this device, in bf16.
+
+    K22, equation 2, counts 34·s·b·h for a GELU layer with dropout. Without dropout and with flash attention (no scores
+    are kept, so no 5·a·s²·b), counted anew for what is trained here, in bytes a token, t = tensor:
+
+    - both norms' inputs and outputs: 8h, over t with sequence parallelism (K22, equation 4), else whole;
+    - attention, over t: queries, keys and values as the kernel reads them, 2d(a + 2g); its output, which is the input
+      of the output projection, 2da; the softmax statistics, 4a; and 2d(a + g) for q and k before their norm (Qwen3);
+    - latent attention instead: both latents before and after their norm, 4(q_lora + kv_lora) + 2·rope; the queries
+      2a(nope + rope), keys 2a(nope + rope), values 2a·v and output 2a·v; with `absorb` the keys and values are the
+      latent itself, the queries 2a(kv_lora + rope) once more, and the output 2a·kv_lora before it is projected up;
+    - the chosen tokens of sparse attention: 4 bytes each, index_topk of them, where the index is computed;
+    - SwiGLU: gate and up 4f, their product 2f; over t;
+    - experts: a token goes to k of them, so k rows of 2h (input) + 6·expert_ffn / expert_tensor + 8 (routing weight),
+      each on expert_tensor ranks; evenly routed, a device receives as many rows as it sends. The router: 9 bytes an
+      expert (fp32 scores and probabilities, one mask). Shared experts: as SwiGLU, over t.
+    """
+    h, a, t = model.hidden, model.heads, tensor
+    split = t if sequence else 1
+    whole = 8 * h / split
+    sharded = 4 * a
+    if model.kv_lora_rank is None:
+        d, g = _head_dim(model), model.kv_heads
+        sharded += 2 * d * (a + 2 * g) + 2 * d * a + (2 * d * (a + g) if model.qk_norm else 0)
+    else:
+        latent, rope = model.kv_lora_rank, model.qk_rope_head_dim
+        query, value = model.qk_nope_head_dim + rope, model.v_head_dim
+        whole += (4 * (model.q_lora_rank + latent) + 2 * rope) / split
+        sharded += 2 * a * (query + value)
+        sharded += 2 * a * (latent + rope + latent) if absorb else 2 * a * (query + value)
+    if index:
+        whole += 4 * model.index_topk
+    if not moe:
+        return math.ceil(tokens * (whole + (sharded + 6 * model.ffn) / t))
+    rows = model.experts_per_token * (expert_tensor * (2 * h + 8) + 6 * model.expert_ffn)
+    whole += (rows + 9 * model.experts) / split
+    sharded += 6 * model.expert_ffn * model.shared_experts
+    return math.ceil(tokens * (whole + sharded / t))
+
+
+def in_flight(parallel: Parallel, rank: int, micro_batches: int, chunks: int = 1) -> float:
+    """Return how many micro batches' activations a pipeline rank keeps at most.
+
+    1F1B: min(p − rank, m) (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training"). With v virtual
+    stages a rank warms up with 2(p − rank − 1) + (v − 1)p chunks of 1/v of its layers each (Megatron-Core 0.18).
+    """
+    p = parallel.pipeline
+    if chunks == 1:
+        return min(p - rank, micro_batches)
+    return min(2 * (p - rank - 1) + (chunks - 1) * p + 1, chunks * micro_batches) / chunks
+
+
+def _kept(recipe: Recipe, layers: list[int], entry: int, flying: float) -> int:
+    """Return a stage's activations: `layers` are the bytes of its layers, `entry` those of one layer's input.
+
+    Nothing recomputed: all layers of all micro batches in flight. "full": of those only the inputs of chunks of
+    recompute_layers ("uniform"), or of the first recompute_layers ("block"), and one chunk is recomputed at a time
+    (K22, section 5). "selective" recomputes the attention core, which flash attention does by itself: no difference.
+    """
+    each = recipe.memory.recompute_layers or 1
+    if not layers:
+        return 0
+    if recipe.memory.recompute != "full":
+        return math.ceil(flying * sum(layers))
+    if recipe.memory.recompute_method == "block":
+        inside, outside = layers[:each], layers[each:]
+        return math.ceil(flying * (len(inside) * entry + sum(outside)) + max(inside))
+    chunks = [sum(layers[i : i + each]) for i in range(0, len(layers), each)]
+    return math.ceil(flying * len(chunks) * entry + max(chunks))
+
+
+def micro_batch_tokens(subject: Subject) -> tuple[int, int]:
+    """Return the most tokens a device holds of one micro batch, and the micro batches of an update.
+
+    Fixed: micro · longest / cp. Dynamic: max_tokens, or less where a rank's whole mini batch is smaller; verl scales
+    the budget by cp itself. Longest is prompt + response. Source: verl 0.9.1, rearrange_micro_batches.
+    """
+    r, cp = subject.recipe, subject.recipe.parallel.context
+    longest = r.data.max_prompt_length + r.data.max_response_length
+    sequences = max(1, r.batch.mini * r.rollout.n // subject.data_parallel)
+    if r.batch.dynamic:
+        budget = max(r.batch.max_tokens or longest, math.ceil(longest / cp))
+        tokens = min(budget, math.ceil(sequences * longest / cp))
+        return tokens, min(sequences, math.ceil(sequences * longest / (budget * cp)))
+    micro = r.batch.micro or 1
+    return math.ceil(micro * longest / cp), max(1, sequences // micro)
+
+
+# -------------------------------------------------------------------------------------------------------- training
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """Bytes a parameter takes; the optimizer's are shared out over data parallelism, on device and host."""
+
+    weight: int
+    gradient: int
+    optimizer: float
+    optimizer_host: float
+    sharded: bool
+
+
+def _bytes(recipe: Recipe) -> _Bytes:
+    """Return what a parameter costs in training.
+
+    Z20: bf16 weights 2, fp32 gradients 4, fp32 main weights and two moments 12, the last three shared by the
+    distributed optimizer (in Megatron the gradient buffer stays whole). fp32 weights are their own main weights: 8.
+    Gradients are fp32 unless verl's optim.main_grads_dtype or override_ddp_config says otherwise (verl 0.9.1,
+    MegatronEngine). Precision-aware: moments of their own dtype, and of the main weights the 2 bytes bf16 lacks.
+    On the host (optimizer_cpu_offload) all is fp32, with a copy of the gradients: 16 for the offloaded fraction; what
+    stays on the device is the rest of it, and without the precision-aware option the fp32 main weights.
+    """
+    options = dict(recipe.optimizer.options)
+    verbatim = dict(flatten(recipe.verl))
+    engine, optim = f"actor_rollout_ref.actor.{recipe.engine}", "actor_rollout_ref.actor.optim"
+    for key in ("use_precision_aware_optimizer", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+        if f"{optim}.{key}" in verbatim:
+            options.setdefault(key, verbatim[f"{optim}.{key}"])
+    weight = _WIDTH.get(str(verbatim.get(f"{engine}.dtype", "bfloat16")), HALF)
+    aware = bool(options.get("use_precision_aware_optimizer"))
+    # What override_optimizer_config says about gradients does not reach the buffer: verl reads its own keys for it.
+    low = verbatim.get(f"{optim}.use_precision_aware_optimizer") and verbatim.get(f"{optim}.main_grads_dtype")
+    gradient = _WIDTH.get(str(low), FP32) if low else FP32
+    if verbatim.get(f"{engine}.override_ddp_config.grad_reduce_in_fp32") is False:
+        gradient = weight
+    main = 0 if weight == FP32 else FP32
+    moments = 2 * FP32
+    if aware and not options.get("optimizer_cpu_offload"):
+        moments = sum(_WIDTH.get(str(options.get(k, "fp32")).rpartition(".")[2], FP32) for k in _MOMENTS)
+        if weight == HALF and options.get("store_param_remainders", True):
+            main = HALF
+    optimizer, host = float(main + moments), 0.0
+    if options.get("optimizer_cpu_offload"):
+        fraction = float(options.get("optimizer_offload_fraction", 0.0))
+        stays = 0 if aware else main
+        optimizer, host = stays + (1 - fraction) * (main + moments - stays), fraction * 4 * FP32
+    sharded = verbatim.get(f"{engine}.use_distributed_optimizer", True) is not False
+    return _Bytes(weight, gradient, optimizer, host, sharded)
+
+
+_MOMENTS = ("exp_avg_dtype", "exp_avg_sq_dtype")
+
+
+def train(subject: Subject) -> Training:
+    """Return the bar of training, stage by stage.
+
+    Optimizer state is shared over the data-parallel ranks that hold the same parameters: world / (t·p) for dense ones
+    (dp·cp), world / (expert_tensor·expert·p) for experts (Megatron-Core 0.18, DistributedOptimizer). Logits are the
+    last stage's alone, tokens · vocab / t of them, 8 bytes each: in fp32, overwritten by softmax and gradient, and
+    once more while the gradient is divided by the temperature; an entropy bonus keeps a copy and its softmax, 8 more.
+    A log-prob pass keeps one layer and, for the entropy it reports, 16 bytes a logit: logits, copy, softmax, product
+    (vocab_parallel_entropy). With fused kernels there are no logits.
+    The reference policy is weights alone, on the host while it is not asked (param_offload).
+    """
+    r, model, p = subject.recipe, subject.model, subject.recipe.parallel
+    cost = _bytes(r)
+    tokens, micro_batches = micro_batch_tokens(subject)
+    sequence = sequence_parallel(r)
+    parameters = stage_parameters(model, p)
+    dense_ranks = max(1, subject.world // (p.tensor * p.pipeline)) if cost.sharded else 1
+    expert_ranks = max(1, subject.world // (_expert_tensor(p) * p.expert * p.pipeline)) if cost.sharded else 1
+    longest = r.data.max_prompt_length + r.data.max_response_length
+    log_prob_tokens = tokens
+    if not r.batch.dynamic:
+        log_prob_tokens = math.ceil((r.batch.log_prob_micro or r.batch.micro or 1) * longest / p.context)
+    entry = 2 * model.hidden / (p.tensor if sequence else 1)
+    setting = {
+        "tensor": p.tensor,
+        "sequence": sequence,
+        "expert_tensor": _expert_tensor(p),
+        "absorb": bool(r.transformer.get("use_dsa_absorb")),
+    }
+    ranks = rank_layers(model, p)
+    kinds = {kind for layers in ranks for kind in layers}
+    a_token = {k: layer_activations(model, 1 << 20, moe=k[0], index=k[1], **setting) / (1 << 20) for k in kinds}
+    vocab = 0 if r.model.fused_kernels else model.vocab / p.tensor
+    logit = 8 + (8 if r.algorithm.entropy_coeff else 0)
+    chunks = len(pipeline.stage_sizes(p, model.layers)) // p.pipeline
+    offload, idle = bool(r.memory.param_offload), bool(r.memory.optimizer_offload)
+    stages = []
+    for rank, (layers, (dense, expert)) in enumerate(zip(ranks, parameters, strict=True)):
+        total, share = dense + expert, dense / dense_ranks + expert / expert_ranks
+        flying = in_flight(p, rank, micro_batches, chunks)
+        last = rank == p.pipeline - 1
+        weights, gradients = cost.weight * total, cost.gradient * total
+        optimizer = math.ceil(cost.optimizer * share)
+        kept = _kept(r, [math.ceil(tokens * a_token[k]) for k in layers], math.ceil(tokens * entry), flying)
+        # The final norm's input and output.
+        kept += math.ceil(2 * tokens * entry) if last else 0
+        passing = max((a_token[k] for k in layers), default=0) + (16 * vocab if last else 0)
+        reference = 0 if r.algorithm.kl_loss_coef is None else weights
+        stages.append(
+            Stage(
+                stage=rank,
+                layers=len(layers),
+                dense_parameters=dense,
+                expert_parameters=expert,
+                in_flight=flying,
+                weights=weights,
+                gradients=gradients,
+                optimizer=optimizer,
+                reference=0 if offload else reference,
+                activations=kept,
+                logits=math.ceil(tokens * vocab * logit) if last else 0,
+                log_probs=math.ceil(log_prob_tokens * passing),
+                host=math.ceil(cost.optimizer_host * share)
+                + (weights + reference if offload else 0)
+                + (optimizer if idle else 0),
+                released=(gradients if offload else 0) + (optimizer if idle else 0),
+            )
+        )
+    apart = r.mode == "fully_async" or r.rollout.free_cache is not False
+    resident = 0 if apart else rollout_share(subject) or 0
+    return Training(tokens, micro_batches, resident, tuple(stages))
+
+
+def sequence_parallel(recipe: Recipe) -> bool:
+    """Return whether sequence parallelism is on: verl's default is yes, and it needs tensor > 1."""
+    asked = recipe.transformer.get("sequence_parallel", recipe.parallel.sequence)
+    return asked is not False and recipe.parallel.tensor > 1
+
+
+# ------------------------------------------------------------------------------------------------------ generation
+
+
+def generate(subject: Subject, training: Training) -> Generation:
+    """Return the bar of generation.
+
+    Weights: dense over rollout.tensor, key and value heads repeated where there are fewer than that; experts over
+    rollout.expert (tensor · data) when it is above 1, else over tensor. The engine gets `rollout.memory` of the device
+    (gpu_memory_utilization); the KV cache is what its weights and its largest step leave. A step: max_batched_tokens
+    of the residual stream and one MLP, and fp32 logits of max_sequences. KV bytes a token and layer: 2 · d · heads / t
+    for keys and values; latent attention keeps one compressed kv_lora + rope on every rank (DeepSeek-AI 2024,
+    "DeepSeek-V2", section 2.1), and index_head_dim where an index is computed. Sequences are the longest ones.
+    The weight sync holds the trainer's weights, the engine's, and one bucket, before the KV cache is back
+    (verl 0.9.1, update_weights).
+    """
+    r, model, rollout = subject.recipe, subject.model, subject.recipe.rollout
+    tensor = rollout.tensor or 1
+    experts = rollout.expert if (rollout.expert or 1) > 1 else tensor
+    width = _WIDTH.get(rollout.dtype or "bfloat16", HALF)
+    weights = width * engine_parameters(model, tensor, experts)
+    sequences = rollout.max_sequences or ROLLOUT_SEQUENCES
+    batched = rollout.max_batched_tokens or ROLLOUT_BATCHED_TOKENS
+    routed = model.experts_per_token * (model.expert_ffn or 0) if model.experts else 0
+    mlp = 3 * max(model.ffn / tensor, routed * tensor / experts)
+    activations = math.ceil(width * batched * (4 * model.hidden + mlp) + FP32 * sequences * model.vocab)
+    per_token = width * kv_elements(model, tensor)
+    share = rollout_share(subject)
+    kv = None if share is None else max(0, share - weights - activations)
+    tokens = None if kv is None else kv // per_token
+    longest = r.data.max_prompt_length + r.data.max_response_length
+    fullest = training.fullest
+    resident, trained = 0, 0
+    if r.mode != "fully_async":
+        trained = fullest.weights
+        resident += 0 if r.memory.param_offload else fullest.weights + fullest.gradients + fullest.reference
+        resident += 0 if r.memory.optimizer_offload else fullest.optimizer
+    bucket = (rollout.update_bucket_mb or BUCKET_MIB) << 20
+    return Generation(
+        weights=weights,
+        activations=activations,
+        kv_per_token=per_token,
+        share=share,
+        kv=kv,
+        tokens=tokens,
+        sequences=None if tokens is None else min(sequences, tokens // longest),
+        training=resident,
+        bucket=bucket,
+        sync_peak=max(resident, trained) + weights + bucket,
+    )
+
+
+def rollout_share(subject: Subject) -> int | None:
+    """Return the bytes the engine may take of a device; None where the hardware's facts name no memory."""
+    memory, share = subject.hardware.memory_gb, subject.recipe.rollout.memory
+    return None if memory is None else int(memory * 1e9 * (ROLLOUT_SHARE if share is None else share))
+
+
+def engine_parameters(model: ModelFacts, tensor: int, experts: int) -> int:
+    """Return the parameters a rollout device holds, with `experts` ranks sharing each layer's experts. No MTP."""
+    computing = set(models.index_layers(model))
+    kinds = [(_has_experts(model, layer), layer in computing) for layer in range(model.layers)]
+    total = model.hidden + (1 if model.tied_embeddings else 2) * model.vocab * model.hidden // tensor
+    for kind in set(kinds):
+        total += kinds.count(kind) * sum(
+            _layer_parameters(model, *kind, tensor, experts, min(tensor, model.kv_heads), False)
+        )
+    return total
+
+
+def kv_elements(model: ModelFacts, tensor: int) -> int:
+    """Return the numbers a rollout device keeps of one token in its KV cache, over all layers."""
+    if model.kv_lora_rank is None:
+        return model.layers * 2 * _head_dim(model) * max(1, model.kv_heads // tensor)
+    latent = model.layers * (model.kv_lora_rank + model.qk_rope_head_dim)
+    return latent + len(models.index_layers(model)) * model.index_head_dim
+
+
+def _head_dim(model: ModelFacts) -> int:
+    return model.head_dim or model.hidden // model.heads
+
+
+# ------------------------------------------------------------------------------------------------------------- both
+
+
+def estimate(subject: Subject) -> Memory:
+    """Return what a recipe needs of a device, in bytes: training stage by stage, and generation.
+
+    Raises RecipeError when the pipeline stages do not hold all layers of the model.
+    """
+    memory = subject.hardware.memory_gb
+    training = train(subject)
+    return Memory(
+        device=None if memory is None else int(memory * 1e9),
+        training=training,
+        generation=generate(subject, training),
+        assumed=tuple(_assumed(subject.recipe)),
+    )
+
+
+def _assumed(r: Recipe) -> Iterator[str]:
+    longest = r.data.max_prompt_length + r.data.max_response_length
+    yield f"Every sequence has the longest length, {longest} tokens; tokens are routed evenly to the experts."
+    if r.mode == "fully_async":
+        yield "Training and generation have devices of their own: nothing of one is resident on the other's."
+        return
+    if r.rollout.free_cache is False:
+        yield "rollout.free_cache=false: the engine keeps weights and KV cache while the trainer works."
+    else:
+        yield "While the trainer works the engine sleeps: its weights and KV cache are given back."
+    away = "weights and gradients" if r.memory.param_offload else ""
+    away += (" and " if away and r.memory.optimizer_offload else "") + (
+        "optimizer state" if r.memory.optimizer_offload else ""
+    )
+    yield (
+        f"While the engine generates, {away} of the trainer are on the host or released."
+        if away
+        else "While the engine generates, all of the trainer's state stays on the device (no offload)."
+    )
+    if r.memory.optimizer_offload:
+        yield "verl brings the optimizer state back before the first micro batch of an update, not after the last."
