@@ -179,6 +179,59 @@ def run(
     sys.exit(0 if state["state"] == "finished" and not lost else 1)
 
 
+@main.command(epilog=OVERRIDES)
+@click.argument("name")
+@click.argument("overrides", nargs=-1)
+@click.option("--ranks", type=int, default=2, show_default=True, help="Processes to fold the layout to: 1, 2 or 4.")
+@click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True, help="Steps to train.")
+@click.option("--export/--no-export", default=True, help="Write a checkpoint at the end and compare it (default).")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run goes (default: a new folder in runs/).")
+@click.option("--deadline", type=click.FloatRange(min=0, min_open=True), help="End the run after so many minutes.")
+@click.option("--dry-run", is_flag=True, help="Say what becomes of each setting; start nothing.")
+def rehearse(
+    name: str,
+    overrides: tuple[str, ...],
+    ranks: int,
+    steps: int,
+    export: bool,
+    run_dir: Path | None,
+    deadline: float | None,
+    dry_run: bool,
+) -> None:
+    """Train a recipe's stand-in for a few steps, here and without an accelerator.
+
+    A tiny model of the same family, the layout folded to a few processes, the same losses and the same export, by the
+    same command. Says what was folded, replaced or not exercised. Exit code 0 when the training ended by itself, every
+    number is a number, trainer and rollout agree, and the export is whole.
+    """
+    from recipes import notebook, params, preflight, rehearsal
+    from recipes.command import build
+    from recipes.run import launch
+    from recipes.run.directory import default_path, write_json
+
+    run_dir = (run_dir or default_path(params.home() / "runs", f"rehearsal-{name}")).absolute()
+    told = rehearsal.fold(
+        params.compose(name, overrides), ranks=ranks, steps=steps, export=export, run_dir=str(run_dir)
+    )
+    for line in told.lines():
+        click.echo(line)
+    command = build(told.composed)
+    if dry_run:
+        return
+    notebook.prepare(told.composed)
+    found = preflight.check(told.composed)
+    preflight.refuse(found)
+    started = launch.start(told.composed, command, deadline_seconds=None if deadline is None else 60 * deadline)
+    write_json(started.path / "rehearsal.json", told.to_dict())
+    click.echo(f"run directory: {started.path}")
+    _follow(started.path, stop_on_interrupt=True)
+    judgements = notebook.judge(started.path).verdict.judgements
+    counted = [j for j in judgements if j.rule in rehearsal.COUNTS]
+    for j in counted:
+        click.echo(f"{j.outcome:5} {j.rule}: {j.sentence}")
+    sys.exit(1 if any(j.outcome == "fail" for j in counted) else 0)
+
+
 @main.command("notebook")
 @click.argument("path", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("-p", "pairs", nargs=2, multiple=True, metavar="NAME VALUE", help="A parameter of the notebook.")

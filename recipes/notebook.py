@@ -21,11 +21,12 @@ from recipes.errors import RecipeError, nearest
 from recipes.finding import Finding
 from recipes.params import SHORT_NAMES, Composed
 from recipes.preflight import files
+from recipes.rehearsal import Rehearsal, fold
 from recipes.run import launch as runs
 from recipes.run.directory import Run, default_path, open_run, read_state, write_json
 
 # What a notebook's parameters cell may hold besides params.SHORT_NAMES.
-OWN_PARAMETERS = ("recipe", "overrides", "run_dir", "waive", "on_disconnect", "deadline_minutes")
+OWN_PARAMETERS = ("recipe", "target", "overrides", "run_dir", "waive", "on_disconnect", "deadline_minutes")
 PARAMETERS = (*OWN_PARAMETERS, *SHORT_NAMES)
 
 # Drawing may take this share of the time it is drawn in: the training needs the processor more than the picture does.
@@ -45,6 +46,7 @@ class Plan:
     waive: tuple[str, ...] = ()
     on_disconnect: str = "stop"
     deadline_seconds: float | None = None
+    rehearsal: Rehearsal | None = None
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/html": _plan_html(self), "text/plain": _plan_text(self)}
@@ -53,6 +55,7 @@ class Plan:
 def resolve(namespace: Mapping[str, Any]) -> Plan:
     """Compose the recipe that the parameters in a notebook's `globals()` name, and its command.
 
+    With target="cpu" the plan is a rehearsal of the recipe: its tiny stand-in, on this processor.
     Raises RecipeError for a parameter nobody knows, a value of the wrong type, or a key verl does not have.
     """
     _refuse_unknown(namespace)
@@ -68,6 +71,12 @@ def resolve(namespace: Mapping[str, Any]) -> Plan:
     short = {key: given[key] for key in SHORT_NAMES}
     run_dir = Path(given["run_dir"] or default_path(params.home() / "runs", name)).absolute()
     composed = params.compose(name, overrides, short, run_dir=str(run_dir))
+    target, rehearsal = given["target"] or "npu", None
+    if target not in ("npu", "cpu"):
+        raise RecipeError(f"target={target!r} must be npu (the recipe itself) or cpu (a rehearsal on this machine).")
+    if target == "cpu" and composed.recipe.hardware != "cpu":
+        rehearsal = fold(composed, export=composed.recipe.checkpoint.strict is not None, run_dir=str(run_dir))
+        composed = rehearsal.composed
     minutes = given["deadline_minutes"]
     if minutes is not None and (isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or minutes <= 0):
         raise RecipeError(f"deadline_minutes={minutes!r} must be a number above 0.")
@@ -77,6 +86,7 @@ def resolve(namespace: Mapping[str, Any]) -> Plan:
         waive=tuple(params.comma_separated(given["waive"] or "")),
         on_disconnect=given["on_disconnect"] or "stop",
         deadline_seconds=None if minutes is None else 60.0 * minutes,
+        rehearsal=rehearsal,
     )
 
 
@@ -137,6 +147,8 @@ def launch(plan: Plan) -> Run:
     run = runs.start(
         plan.composed, plan.command, on_disconnect=plan.on_disconnect, deadline_seconds=plan.deadline_seconds
     )
+    if plan.rehearsal:
+        write_json(run.path / "rehearsal.json", plan.rehearsal.to_dict())
     print(f"run directory: {run.path}")
     return run
 
@@ -234,6 +246,7 @@ _FILES = {
     "attempts/1/tensorboard": "the same for TensorBoard",
     "curves/curves.png": "the curves (curves-dark.png, curves.svg, curves.csv beside it)",
     "verdict.json": "the verdict",
+    "rehearsal.json": "what a rehearsal did with each setting of the recipe it rehearsed",
     "exports.json": "what was exported, compared with the model tensor by tensor",
     "notebook.ipynb": "this notebook as it ran",
 }
@@ -257,8 +270,11 @@ def _summary(plan: Plan) -> list[tuple[str, str]]:
     r, subject = plan.composed.recipe, preflight.subject(plan.composed, plan.command.python)
     p, b = r.parallel, r.batch
     updates = -(-b.train // b.mini) if b.train else 0
+    said = f"{r.recipe}: {r.title}"
+    if plan.rehearsal:
+        said = f"NOT {plan.rehearsal.of} but its rehearsal: {r.recipe}, a tiny random model, no accelerator"
     return [
-        ("recipe", f"{r.recipe}: {r.title}"),
+        ("recipe", said),
         ("target", f"{r.nodes} x {subject.devices_per_node} {subject.hardware.device} ({r.hardware}), stack {r.stack}"),
         (
             "layout",
@@ -288,8 +304,10 @@ def _argv_text(command: Command) -> str:
 
 
 def _plan_html(plan: Plan) -> str:
+    account = page.verbatim("\n".join(plan.rehearsal.lines())) if plan.rehearsal else ""
     return page.block(
         page.table(("", ""), _summary(plan)),
+        page.folded("what the rehearsal does with each setting", account) if account else "",
         page.paragraph("What differs from its base:"),
         page.table(("key", "value", "from"), _changes(plan)),
         page.folded("the exact command", page.verbatim(_argv_text(plan.command))),
