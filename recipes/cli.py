@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from recipes import __version__
+from recipes.cli_node import doctor
 from recipes.cli_stack import stack
 from recipes.cli_tools import check_export, data_commands, migrate_command
 from recipes.errors import RecipeError
@@ -402,7 +403,7 @@ class Progress:
             click.echo(self.last, err=True)
 
 
-for command in (stack, check_export, data_commands, migrate_command):
+for command in (stack, check_export, data_commands, migrate_command, doctor):
     main.add_command(command)
 
 if __name__ == "__main__":
