@@ -15,7 +15,7 @@ import click
 from recipes import __version__
 from recipes.cli_node import doctor
 from recipes.cli_stack import stack
-from recipes.cli_tools import check_export, data_commands, migrate_command
+from recipes.cli_tools import card_command, check_export, data_commands, migrate_command
 from recipes.errors import RecipeError
 
 # What a command needs is imported inside it, so that --help answers at once.
@@ -403,7 +403,7 @@ class Progress:
             click.echo(self.last, err=True)
 
 
-for command in (stack, check_export, data_commands, migrate_command, doctor):
+for command in (stack, card_command, check_export, data_commands, migrate_command, doctor):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -32,6 +32,23 @@ def check_export(source: Path, export: Path, as_json: bool) -> None:
     sys.exit(0 if check.passed else 1)
 
 
+@click.command("card")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--python", envvar="RECIPES_PYTHON", default=None, help="Interpreter that trains (RECIPES_PYTHON).")
+def card_command(name: str, as_json: bool, python: str | None) -> None:
+    """Show the verification card of a recipe: what was verified, how, at which versions, and what never was.
+
+    Exit code 1 when something that should hold does not.
+    """
+    from recipes import card
+    from recipes.command import training_python
+
+    found = card.card(name, python=python or training_python())
+    click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.text())
+    sys.exit(0 if found.passed else 1)
+
+
 def python_option(function: Any) -> Any:
     return click.option(
         "--python",

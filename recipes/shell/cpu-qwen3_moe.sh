@@ -24,6 +24,7 @@ export RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES=''
 export RAY_USAGE_STATS_ENABLED=0
 export RAY_worker_niceness=0
 export RECIPES_CPU_DEADLINE=300
+export RECIPES_CPU_FORK=1
 export TENSORBOARD_DIR="$RUN_DIR/attempts/1/tensorboard"
 export TORCHDYNAMO_DISABLE=1
 export TQ_NUM_THREADS=1
@@ -98,7 +99,7 @@ command+=(
   actor_rollout_ref.rollout.calculate_log_probs=true
   actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8
   actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false
-  actor_rollout_ref.rollout.agent.num_workers=1
+  actor_rollout_ref.rollout.agent.num_workers=2
 )
 # reward
 command+=(
@@ -138,6 +139,7 @@ command+=(
   "+ray_kwargs.ray_init.runtime_env.env_vars.HF_HUB_OFFLINE='1'"
   "+ray_kwargs.ray_init.runtime_env.env_vars.RAY_USAGE_STATS_ENABLED='0'"
   "+ray_kwargs.ray_init.runtime_env.env_vars.RAY_worker_niceness='0'"
+  "+ray_kwargs.ray_init.runtime_env.env_vars.RECIPES_CPU_FORK='1'"
   "+ray_kwargs.ray_init.runtime_env.env_vars.RECIPES_CPU_DEADLINE='300'"
   "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES='$VERL_USE_EXTERNAL_MODULES'"
 )
@@ -157,7 +159,7 @@ command+=(
 
 if [ "${1:-}" = --print ]; then
   shift
-  for name in ASCEND_RT_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES HF_HUB_OFFLINE HYDRA_FULL_ERROR OMP_NUM_THREADS RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES RAY_USAGE_STATS_ENABLED RAY_worker_niceness RECIPES_CPU_DEADLINE TENSORBOARD_DIR TORCHDYNAMO_DISABLE TQ_NUM_THREADS VERL_ENGINE_DEVICE VERL_FILE_LOGGER_PATH VERL_PLATFORM VERL_USE_EXTERNAL_MODULES; do printf '%s=%q\n' "$name" "${!name}"; done
+  for name in ASCEND_RT_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES HF_HUB_OFFLINE HYDRA_FULL_ERROR OMP_NUM_THREADS RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES RAY_USAGE_STATS_ENABLED RAY_worker_niceness RECIPES_CPU_DEADLINE RECIPES_CPU_FORK TENSORBOARD_DIR TORCHDYNAMO_DISABLE TQ_NUM_THREADS VERL_ENGINE_DEVICE VERL_FILE_LOGGER_PATH VERL_PLATFORM VERL_USE_EXTERNAL_MODULES; do printf '%s=%q\n' "$name" "${!name}"; done
   printf '%q ' "${command[@]}" "$@"
   echo
   exit 0

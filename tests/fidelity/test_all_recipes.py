@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from recipes import export, params, preflight
+from recipes import card, export, params, preflight
 from recipes.command import build, compose_verl
 from recipes.stack import verl_version
 
@@ -43,6 +43,31 @@ def test_a_recipe_says_what_it_is(name):
     assert recipe.title
     if recipe.hardware.startswith("atlas"):
         assert any(note.startswith("Never run on NPUs by this workbook") for note in recipe.notes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_of_a_recipe_claims_what_holds_and_says_what_nobody_has_seen(name, verl):
+    verl(verl_version(params.compose(name).recipe.stack))
+    found = card.card(name, python=sys.executable)
+    assert found.passed, found.text()
+    states = {(item.state, item.what) for item in found.items}
+    if params.compose(name).recipe.hardware.startswith("atlas"):
+        assert {what for state, what in states if state == "open"} >= {f"run on {params.compose(name).recipe.hardware}"}
+    else:
+        assert ("tested", "runs") in states
+    assert name in card.verified() or ("tested", "runs") in states
+
+
+def test_a_card_tells_when_something_does_not_hold(monkeypatch, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("defaults: [quickstart/base]\nparallel: {tensor: 3}\nverl: {trainer.no_such_key: 1}\n")
+    found = card.card(str(mine), python=sys.executable)
+    assert not found.passed
+    assert {item.what for item in found.items if item.state == "failed"} == {"composes", "preflight"}
+
+
+def test_verified_names_only_recipes_that_are():
+    assert set(card.verified()) <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

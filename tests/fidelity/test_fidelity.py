@@ -11,7 +11,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from recipes import params, verl_schema
+from recipes import card, params, verl_schema
 from recipes.command import build, compose_verl
 from recipes.errors import RecipeError
 from recipes.stack import verl_version
@@ -68,6 +68,12 @@ def meant(recipe: str) -> dict[str, dict]:
 @pytest.mark.parametrize("recipe", RUNS)
 def test_a_recipe_launches_what_was_published_but_for_the_differences_that_are_meant(recipe, verl):
     theirs, ours, refused = composed(recipe, verl)
+    held = card.verified()[recipe]
+    assert held["published"] == RUNS[recipe]["published"]
+    assert held["keys"] == len(published(RUNS[recipe]["published"]))
+    assert held["settings"] == len(theirs | ours)
+    assert held["differences"] == len(meant(recipe))
+    assert held["refused"] == len(refused)
     assert differing(theirs, ours) == {key: entry["ours"] for key, entry in meant(recipe).items()}
     assert refused == list(RUNS[recipe].get("refused", {}))
 
