@@ -10,6 +10,7 @@ al. 2020, "ZeRO" (Z20); Megatron-Core 0.18 and verl 0.9.1 where a formula names 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -141,15 +142,13 @@ def stage_parameters(model: ModelFacts, parallel: Parallel, *, latent_sharded: b
     TransformerEngine's are whole on each rank. Raises RecipeError when the stages do not hold all layers.
     Source: Megatron-Core 0.18, the layers' parallel modes.
     """
-    tensor, experts = parallel.tensor, parallel.expert * _expert_tensor(parallel)
-    kinds: dict[tuple[bool, bool], tuple[int, int]] = {}
+    tensor, experts = parallel.tensor, parallel.expert * expert_tensor(parallel)
     counts = []
     for rank, layers in enumerate(rank_layers(model, parallel)):
         dense = expert = 0
-        for kind in layers:
-            if kind not in kinds:
-                kinds[kind] = _layer_parameters(model, *kind, tensor, experts, tensor, latent_sharded)
-            dense, expert = dense + kinds[kind][0], expert + kinds[kind][1]
+        for kind in set(layers):
+            one = _layer_parameters(_fields(model), *kind, tensor, experts, tensor, latent_sharded)
+            dense, expert = dense + layers.count(kind) * one[0], expert + layers.count(kind) * one[1]
         first, last = rank == 0, rank == parallel.pipeline - 1
         table = model.vocab * model.hidden // tensor
         dense += table if first else 0
@@ -159,11 +158,22 @@ def stage_parameters(model: ModelFacts, parallel: Parallel, *, latent_sharded: b
     return counts
 
 
-def rank_layers(model: ModelFacts, parallel: Parallel) -> list[list[tuple[bool, bool]]]:
+def rank_layers(model: ModelFacts, parallel: Parallel) -> tuple[tuple[tuple[bool, bool], ...], ...]:
     """Return for each pipeline rank its layers as (has experts, computes an index), virtual stages together.
 
     Raises RecipeError when the stages do not hold all layers of the model.
     """
+    p = parallel
+    key = (p.pipeline, p.pipeline_layout, p.first_stage_layers, p.last_stage_layers, p.virtual_pipeline)
+    return _rank_layers(_fields(model), *key)
+
+
+@functools.lru_cache(maxsize=4096)
+def _rank_layers(fields: tuple, stages: int, layout: str | None, first: int | None, last: int | None, v: int | None):
+    model = ModelFacts(*fields)
+    parallel = Parallel(
+        pipeline=stages, pipeline_layout=layout, first_stage_layers=first, last_stage_layers=last, virtual_pipeline=v
+    )
     sizes = pipeline.stage_sizes(parallel, model.layers)
     if sum(sizes) != model.layers or len(sizes) % parallel.pipeline:
         raise RecipeError(
@@ -175,17 +185,30 @@ def rank_layers(model: ModelFacts, parallel: Parallel) -> list[list[tuple[bool, 
     start = 0
     for stage, size in enumerate(sizes):
         for layer in range(start, start + size):
-            ranks[stage % parallel.pipeline].append((_has_experts(model, layer), layer in computing))
+            ranks[stage % parallel.pipeline].append((has_experts(model, layer), layer in computing))
         start += size
-    return ranks
+    return tuple(tuple(layers) for layers in ranks)
 
 
+def layer_parameters(
+    model: ModelFacts, *, moe: bool, index: bool, tensor: int = 1, experts: int = 1
+) -> tuple[int, int]:
+    """Return the (dense, routed expert) parameters a device holds of one layer; `experts` ranks share its experts."""
+    return _layer_parameters(_fields(model), moe, index, tensor, experts, tensor, False)
+
+
+def _fields(model: ModelFacts) -> tuple:
+    """Return the facts as a key of caches: a search for layouts asks for the same layers thousands of times."""
+    return tuple(vars(model).values())
+
+
+@functools.lru_cache(maxsize=4096)
 def _layer_parameters(
-    model: ModelFacts, moe: bool, index: bool, tensor: int, experts: int, kv_tensor: int, latent_sharded: bool
+    fields: tuple, moe: bool, index: bool, tensor: int, experts: int, kv_tensor: int, latent_sharded: bool
 ) -> tuple[int, int]:
     """Count what a device holds of one layer: (dense, routed experts)."""
     dense = expert = 0
-    for t in _layer_tensors(model, moe, index):
+    for t in _layer_tensors(ModelFacts(*fields), moe, index):
         if t.buffer:
             continue
         if t.expert:
@@ -214,11 +237,13 @@ def _is_whole(name: str, latent_sharded: bool) -> bool:
     return "norm" in name or name in _WHOLE or (name in _LATENT and not latent_sharded)
 
 
-def _has_experts(model: ModelFacts, layer: int) -> bool:
+def has_experts(model: ModelFacts, layer: int) -> bool:
+    """Say whether a layer, counted from 0, has routed experts."""
     return model.experts > 0 and layer >= model.dense_layers
 
 
-def _expert_tensor(parallel: Parallel) -> int:
+def expert_tensor(parallel: Parallel) -> int:
+    """Return how many ranks share one expert: Megatron takes tensor where expert_tensor is not set."""
     return parallel.expert_tensor or parallel.tensor
 
 
@@ -396,7 +421,7 @@ def train(subject: Subject) -> Training:
     sequence = sequence_parallel(r)
     parameters = stage_parameters(model, p)
     dense_ranks = max(1, subject.world // (p.tensor * p.pipeline)) if cost.sharded else 1
-    expert_ranks = max(1, subject.world // (_expert_tensor(p) * p.expert * p.pipeline)) if cost.sharded else 1
+    expert_ranks = max(1, subject.world // (expert_tensor(p) * p.expert * p.pipeline)) if cost.sharded else 1
     longest = r.data.max_prompt_length + r.data.max_response_length
     log_prob_tokens = tokens
     if not r.batch.dynamic:
@@ -405,7 +430,7 @@ def train(subject: Subject) -> Training:
     setting = {
         "tensor": p.tensor,
         "sequence": sequence,
-        "expert_tensor": _expert_tensor(p),
+        "expert_tensor": expert_tensor(p),
         "absorb": bool(r.transformer.get("use_dsa_absorb")),
     }
     ranks = rank_layers(model, p)
@@ -488,12 +513,7 @@ def generate(subject: Subject, training: Training) -> Generation:
     kv = None if share is None else max(0, share - weights - activations)
     tokens = None if kv is None else kv // per_token
     longest = r.data.max_prompt_length + r.data.max_response_length
-    fullest = training.fullest
-    resident, trained = 0, 0
-    if r.mode != "fully_async":
-        trained = fullest.weights
-        resident += 0 if r.memory.param_offload else fullest.weights + fullest.gradients + fullest.reference
-        resident += 0 if r.memory.optimizer_offload else fullest.optimizer
+    left, trained = resident(r, training)
     bucket = (rollout.update_bucket_mb or BUCKET_MIB) << 20
     return Generation(
         weights=weights,
@@ -503,10 +523,26 @@ def generate(subject: Subject, training: Training) -> Generation:
         kv=kv,
         tokens=tokens,
         sequences=None if tokens is None else min(sequences, tokens // longest),
-        training=resident,
+        training=left,
         bucket=bucket,
-        sync_peak=max(resident, trained) + weights + bucket,
+        sync_peak=max(left, trained) + weights + bucket,
     )
+
+
+def resident(recipe: Recipe, training: Training) -> tuple[int, int]:
+    """Return the bytes the trainer leaves on a device while the engine generates, and its weights during the sync.
+
+    Of the fullest stage. With param_offload weights go to the host and gradients are released; optimizer_offload takes
+    the optimizer state (verl 0.9.1, BaseEngineCtx). Both 0 where training and generation are apart.
+    """
+    if recipe.mode == "fully_async":
+        return 0, 0
+    held = max(
+        (0 if recipe.memory.param_offload else stage.weights + stage.gradients + stage.reference)
+        + (0 if recipe.memory.optimizer_offload else stage.optimizer)
+        for stage in training.stages
+    )
+    return held, max(stage.weights for stage in training.stages)
 
 
 def rollout_share(subject: Subject) -> int | None:
@@ -518,11 +554,11 @@ def rollout_share(subject: Subject) -> int | None:
 def engine_parameters(model: ModelFacts, tensor: int, experts: int) -> int:
     """Return the parameters a rollout device holds, with `experts` ranks sharing each layer's experts. No MTP."""
     computing = set(models.index_layers(model))
-    kinds = [(_has_experts(model, layer), layer in computing) for layer in range(model.layers)]
+    kinds = [(has_experts(model, layer), layer in computing) for layer in range(model.layers)]
     total = model.hidden + (1 if model.tied_embeddings else 2) * model.vocab * model.hidden // tensor
     for kind in set(kinds):
         total += kinds.count(kind) * sum(
-            _layer_parameters(model, *kind, tensor, experts, min(tensor, model.kv_heads), False)
+            _layer_parameters(_fields(model), *kind, tensor, experts, min(tensor, model.kv_heads), False)
         )
     return total
 
