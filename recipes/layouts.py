@@ -20,7 +20,7 @@ from typing import Any
 from recipes import memory, models, preflight
 from recipes.errors import RecipeError
 from recipes.params import Composed, flatten, hardware_facts
-from recipes.preflight.rules import RULES, Subject
+from recipes.preflight.rules import RULES, Rule, Subject
 from recipes.schema import ModelFacts, Parallel, Recipe
 
 # Kept free of what recipes.memory counts: the allocator's gaps, communication buffers, the runtime.
@@ -70,7 +70,10 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to lay the training out. Sizes in bytes a device, `cost` relative to the other layouts of a plan."""
+    """One way to lay the training out. Sizes in bytes a device.
+
+    `spent` is what a step goes into, in seconds at the assumed rates: good for comparing layouts, for nothing else.
+    """
 
     parallel: Parallel
     data: int
@@ -83,14 +86,18 @@ class Layout:
     generation: int
     fits: bool
     own: bool
-    cost: float
+    spent: dict[str, float]
     traffic: Traffic
     rollout: Rollout | None
     reasons: tuple[str, ...]
 
+    @property
+    def cost(self) -> float:
+        return sum(self.spent.values())
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists and numbers."""
-        return {**dataclasses.asdict(self), "traffic_total": self.traffic.total}
+        return {**dataclasses.asdict(self), "cost": self.cost, "traffic_total": self.traffic.total}
 
 
 @dataclass(frozen=True)
@@ -138,18 +145,18 @@ def plan(
     subject = target(composed, nodes=nodes, hardware=hardware, length=length)
     device = _device(subject)
     usable = int(device * (1 - RESERVE))
-    found, refused = [], Counter()
+    found, refused, rules = [], Counter(), _rules(of="mesh")
     for candidate in candidates(subject):
-        fault = _fault(candidate)
+        fault = _fault(candidate, rules)
         if fault:
             refused[fault] += 1
-            continue
-        found.append(candidate)
-    if not found:
-        why = f": {refused.most_common(1)[0][0]}" if refused else ""
+        else:
+            found.append(candidate)
+    why = _fault(subject, _rules(of="recipe")) or (refused.most_common(1)[0][0] if not found else None)
+    if why:
         raise RecipeError(
             f"nodes={subject.recipe.nodes}: no layout of {composed.name} on {subject.recipe.hardware} passes "
-            f"preflight{why}"
+            f"preflight; {why}"
         )
     engines = _Engines(subject, usable)
     layouts = [_layout(candidate, subject, usable, engines) for candidate in found]
@@ -180,7 +187,7 @@ def fitting_plan(
 def fewest_nodes(subject: Subject) -> int | None:
     """Return the fewest nodes on which some layout fits, or None when none up to 4096 devices does."""
     usable = int(_device(subject) * (1 - RESERVE))
-    least = _least_states(subject)
+    least, rules = _least_states(subject), _rules(of="mesh")
     for nodes in range(1, MOST_DEVICES // subject.devices_per_node + 1):
         there = _with(subject, nodes=nodes)
         if least / there.world > usable:
@@ -188,7 +195,7 @@ def fewest_nodes(subject: Subject) -> int | None:
         engines = _Engines(there, usable)
         smallest_first = sorted(candidates(there), key=lambda one: -_shards(one.recipe.parallel))
         for candidate in smallest_first:
-            if _fault(candidate):
+            if _fault(candidate, rules):
                 continue
             _, training = _budgeted(candidate, usable)
             if training.peak <= usable and _rollout(candidate, training, usable, engines)[1] <= usable:
@@ -227,7 +234,7 @@ def target(
 
 def _lengths(recipe: Recipe, length: int, response: int) -> dict[str, Any]:
     """Every key that repeats the longest length follows it."""
-    was = recipe.data.max_prompt_length + recipe.data.max_response_length
+    was = _longest(recipe)
     changed: dict[str, Any] = {"data": dataclasses.replace(recipe.data, max_response_length=response)}
     if recipe.batch.max_tokens and not recipe.batch.dynamic:
         changed["batch"] = dataclasses.replace(recipe.batch, max_tokens=length)
@@ -306,23 +313,28 @@ def _with(subject: Subject, *, parallel: Parallel | None = None, **changes: Any)
     return dataclasses.replace(subject, recipe=dataclasses.replace(recipe, **changes))
 
 
-def _fault(subject: Subject) -> str | None:
-    """Return what the first rule that refuses the recipe says, or None. Rules on this machine are left out.
-
-    Rules on how the rollout is split are left out too: that is chosen for each layout, by `_rollout`.
-    """
-    for rule in _rules():
+def _fault(subject: Subject, rules: list[Rule]) -> str | None:
+    """Return what the first of the rules that refuses the recipe says, or None."""
+    for rule in rules:
         for keys, sentence, remedy in rule.function(subject):
             said = ", ".join(f"{key}={value}" for key, value in keys.items())
             return f"{said}: {sentence} {remedy}"
     return None
 
 
-def _rules() -> list[Any]:
-    return [r for r in RULES.values() if r.severity == "error" and not r.here and not r.name.startswith(_OF_ROLLOUT)]
-
-
+# Rules on how the rollout is split are asked when it is; those that look at no mesh are asked once for all of them.
 _OF_ROLLOUT = ("layout.rollout", "rollout.")
+_OF_NO_MESH = ("stack.", "hardware.", "engine.", "checkpoint.", "data.", "reward.", "files.", "software.", "logging.")
+
+
+def _rules(*, of: str) -> list[Rule]:
+    """Return preflight's errors that do not look at this machine: those of the rollout, of no mesh, or of the mesh."""
+    errors = [r for r in RULES.values() if r.severity == "error" and not r.here]
+    if of == "rollout":
+        return [r for r in errors if r.name.startswith(_OF_ROLLOUT)]
+    if of == "recipe":
+        return [r for r in errors if r.name.startswith(_OF_NO_MESH)]
+    return [r for r in errors if not r.name.startswith((*_OF_ROLLOUT, *_OF_NO_MESH))]
 
 
 def stages(model: ModelFacts, number: int) -> dict[str, Any] | None:
@@ -410,7 +422,7 @@ def _layout(candidate: Subject, subject: Subject, usable: int, engines: _Engines
         generation=generation,
         fits=rollout is not None and training.peak <= usable and generation <= usable,
         own=p == subject.recipe.parallel,
-        cost=_seconds(chosen, training, sent, bubble),
+        spent=_spent(chosen, sent, bubble, training.micro_batches),
         traffic=sent,
         rollout=rollout,
         reasons=(),
@@ -424,7 +436,7 @@ def _budgeted(subject: Subject, usable: int) -> tuple[Subject, memory.Training]:
     recipe = subject.recipe
     if not recipe.batch.dynamic:
         return subject, training
-    longest = recipe.data.max_prompt_length + recipe.data.max_response_length
+    longest = _longest(recipe)
     least = math.ceil(longest / recipe.parallel.context)
     budget = recipe.batch.max_tokens or longest
     if budget < least:
@@ -451,8 +463,7 @@ def traffic(subject: Subject, training: memory.Training) -> Traffic:
     over the ranks that share them, (d−1)/d of them sent (Z20, section 7).
     """
     r, model, p = subject.recipe, subject.model, subject.recipe.parallel
-    updates = _updates(r)
-    tokens = training.tokens * training.micro_batches * updates
+    updates, tokens = _updates(r), _step_tokens(subject)
     split = p.tensor if memory.sequence_parallel(r) else 1
     passes = _forwards(r) + 1
     layers = max(memory.rank_layers(model, p), key=len)
@@ -481,36 +492,59 @@ def traffic(subject: Subject, training: memory.Training) -> Traffic:
     )
 
 
-def _seconds(subject: Subject, training: memory.Training, sent: Traffic, bubble: float) -> float:
-    """Weigh a step: (arithmetic + launches + bytes sent meanwhile) / (1 − bubble), then gradients and weights.
+def _spent(subject: Subject, sent: Traffic, bubble: float, micro_batches: int) -> dict[str, float]:
+    """Weigh a step: what it goes into, in seconds. Nothing overlaps.
 
-    Nothing overlaps.
-    2 floating-point operations a parameter and token forward, 4 backward (K22, appendix A), of the slowest stage. The
-    fullest of e expert ranks with n experts each gets 1 + spread · sqrt(2 ln e / n) times its even share: the largest
-    of e normal variables. Groups are laid out tensor-context-data-pipeline, experts apart
-    expert_tensor-expert-data-pipeline (Megatron-Core 0.18); what spans more than a node is sent at the slower rate.
+    arithmetic: 2 floating-point operations a parameter and token forward, 4 backward (K22, appendix A), of the slowest
+    stage. uneven experts: the fullest of e ranks with n experts each gets 1 + spread · sqrt(2 ln e / n) times its even
+    share, the largest of e normal variables; so do the ranks that send to it. idle: all of it once more by
+    bubble / (1 − bubble). data: gradients and weights, after the last micro batch. Groups are laid out
+    tensor-context-data-pipeline, experts apart expert_tensor-expert-data-pipeline (Megatron-Core 0.18); what spans more
+    than a node is sent at the slower rate.
     """
     r, model, p = subject.recipe, subject.model, subject.recipe.parallel
     node, whole = subject.devices_per_node, memory.expert_tensor(p)
     beyond = OUTSIDE.get(r.hardware, OUTSIDE_ELSEWHERE)
-    n = max(1, model.experts // p.expert)
-    crowd = 1 + ROUTING_SPREAD * math.sqrt(2 * math.log(p.expert) / n) if p.expert > 1 else 1.0
-    longest = r.data.max_prompt_length + r.data.max_response_length
-    ranks = memory.rank_layers(model, p)
-    works = [sum(_kind_work(model, kind, longest, crowd) for kind in layers) for layers in ranks]
-    works[-1] += model.vocab * model.hidden
-    launches = (_forwards(r) + 1) * max(map(len, ranks)) * training.micro_batches * _updates(r)
-    tokens = training.tokens * training.micro_batches * _updates(r)
-    arithmetic = (2 * _forwards(r) + 4) * max(works) / p.tensor * tokens / FLOPS
-    outside = max(0.0, 1 - max(1, node // whole) / p.expert)
-    meanwhile = (
-        sent.tensor / INSIDE
-        + sent.context / (INSIDE if p.tensor * p.context <= node else beyond)
-        + sent.pipeline / (INSIDE if subject.world <= node else beyond)
-        + crowd * sent.expert * (outside / beyond + (1 - outside) / INSIDE)
+    extra = (
+        ROUTING_SPREAD * math.sqrt(2 * math.log(p.expert) / max(1, model.experts // p.expert)) if p.expert > 1 else 0
     )
-    after = sent.data / (INSIDE if subject.world // p.pipeline <= node else beyond)
-    return (arithmetic + LAUNCH * launches + meanwhile) / (1 - bubble) + after
+    ranks = memory.rank_layers(model, p)
+    operations = (2 * _forwards(r) + 4) * _step_tokens(subject) / p.tensor / FLOPS
+
+    works = {kind: _kind_work(model, kind, _longest(r)) for layers in ranks for kind in set(layers)}
+
+    def work(part: int) -> float:
+        stages = [sum(works[kind][part] for kind in layers) for layers in ranks]
+        stages[-1] += 0 if part else model.vocab * model.hidden
+        return operations * max(stages)
+
+    outside = max(0.0, 1 - max(1, node // whole) / p.expert)
+    to_experts = sent.expert * (outside / beyond + (1 - outside) / INSIDE)
+    meanwhile = {
+        "arithmetic": work(0) + work(1),
+        "launches": LAUNCH * (_forwards(r) + 1) * max(map(len, ranks)) * micro_batches * _updates(r),
+        "tensor": sent.tensor / INSIDE,
+        "context": sent.context / (INSIDE if p.tensor * p.context <= node else beyond),
+        "pipeline": sent.pipeline / (INSIDE if subject.world <= node else beyond),
+        "experts": to_experts,
+        "uneven experts": extra * (work(1) + to_experts),
+    }
+    return {
+        **meanwhile,
+        "idle": sum(meanwhile.values()) * bubble / (1 - bubble),
+        "data": sent.data / (INSIDE if subject.world // p.pipeline <= node else beyond),
+    }
+
+
+def _longest(recipe: Recipe) -> int:
+    return recipe.data.max_prompt_length + recipe.data.max_response_length
+
+
+def _step_tokens(subject: Subject) -> float:
+    """Return the tokens a device sees in a step, once each: its sequences at their longest, over context."""
+    r = subject.recipe
+    sequences = max(1, r.batch.mini * r.rollout.n // subject.data_parallel)
+    return _updates(r) * sequences * _longest(r) / r.parallel.context
 
 
 def _updates(recipe: Recipe) -> int:
@@ -523,17 +557,19 @@ def _forwards(recipe: Recipe) -> int:
 
 
 def _layer_work(model: ModelFacts, layer: int) -> float:
-    return _kind_work(model, (memory.has_experts(model, layer), layer in set(models.index_layers(model))), 0, 1.0)
+    return sum(_kind_work(model, (memory.has_experts(model, layer), layer in models.index_layers(model)), 0))
 
 
-def _kind_work(model: ModelFacts, kind: tuple[bool, bool], longest: int, crowd: float) -> float:
-    """Return the multiplications of a token in a layer: parameters it visits, and the keys it is compared with."""
+def _kind_work(model: ModelFacts, kind: tuple[bool, bool], longest: int) -> tuple[float, float]:
+    """Return a token's multiplications in a layer: dense parameters and the keys it is compared with, and experts."""
     dense, expert = memory.layer_parameters(model, moe=kind[0], index=kind[1])
-    visited = dense + crowd * expert * (model.experts_per_token / model.experts if model.experts else 0)
+    routed = expert * model.experts_per_token / model.experts if model.experts else 0.0
     keys = min(longest, model.index_topk) if model.index_heads else longest / 2
     if model.kv_lora_rank is None:
-        return visited + keys * model.heads * 2 * (model.head_dim or model.hidden // model.heads)
-    return visited + keys * model.heads * (model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim)
+        width = 2 * (model.head_dim or model.hidden // model.heads)
+    else:
+        width = model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
+    return dense + keys * model.heads * width, routed
 
 
 # ----------------------------------------------------------------------------------------------------------- rollout
@@ -561,7 +597,7 @@ def _preference(rollout: Rollout) -> tuple:
 def _engines(subject: Subject, share: float, training: memory.Training) -> Iterator[tuple[Rollout, memory.Generation]]:
     r, model = subject.recipe, subject.model
     own = (r.rollout.tensor or 1, r.rollout.data or 1, r.rollout.expert or 1)
-    node = subject.devices_per_node
+    node, rules = subject.devices_per_node, _rules(of="rollout")
     if r.mode == "fully_async":
         node = r.fully_async.rollout_devices or subject.hardware.devices_per_node
     for tensor in _divisors(math.gcd(node, model.heads)):
@@ -577,7 +613,7 @@ def _engines(subject: Subject, share: float, training: memory.Training) -> Itera
                 memory=share,
             )
             there = _with(subject, rollout=rollout)
-            if any(any(True for _ in rule.function(there)) for rule in _rollout_rules()):
+            if _fault(there, rules):
                 continue
             made = memory.generate(there, training)
             asked = max(1, (r.batch.train or r.batch.mini) * r.rollout.n * tensor // subject.rollout_world)
@@ -595,10 +631,6 @@ def _engines(subject: Subject, share: float, training: memory.Training) -> Itera
                 ),
                 made,
             )
-
-
-def _rollout_rules() -> list[Any]:
-    return [r for r in RULES.values() if r.severity == "error" and not r.here and r.name.startswith(_OF_ROLLOUT)]
 
 
 def _rollout(subject: Subject, training: memory.Training, usable: int, engines: _Engines) -> tuple[Rollout | None, int]:
@@ -727,7 +759,8 @@ def describe(found: Plan, top: int = 5) -> str:
             f"{row.generation / 1e9:11.1f}  {row.experts:7}  {row.traffic.total / 1e9:7.0f}  {row.cost / best:4.2f}"
             f"{'  the recipe’s own' if row.own else ''}"
         )
-        lines += [f"       {reason}" for reason in row.reasons]
+        parts = [f"{name} {part / best:.2f}" for name, part in row.spent.items() if part >= 0.005 * best]
+        lines += [f"       {reason}" for reason in (*row.reasons, f"cost: {', '.join(parts)}")]
         altered = changes(found, row)
         if altered:
             lines.append("       changes: " + ", ".join(f"{key}={value}" for key, value in altered.items()))
