@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,27 +28,31 @@ import pyarrow.parquet as parquet
 from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(told["model"], local_files_only=True)
 end = time.monotonic() + told["seconds"]
-rows = longer = failed = longest = 0
-whole = True
-with parquet.ParquetFile(told["file"]) as file:
-    for batch in file.iter_batches(batch_size=200, columns=["prompt"]):
-        if time.monotonic() > end:
-            whole = False
-            break
-        for messages in batch.column(0).to_pylist():
-            rows += 1
-            try:
-                text = tokenizer.apply_chat_template(
-                    messages, add_generation_prompt=True, tokenize=False, **told["kwargs"])
-                length = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-            except Exception:
-                failed += 1
-                continue
-            longest = max(longest, length)
-            longer += length > told["limit"]
-    total = file.metadata.num_rows
-print("\\nMARK" + json.dumps(
-    {"rows": rows, "longer": longer, "failed": failed, "longest": longest, "whole": whole, "total": total}))
+answers = []
+for place, name in enumerate(told["files"], 1):
+    # Later files have what earlier ones left over, and a fair share at least.
+    until = time.monotonic() + (end - time.monotonic()) / (len(told["files"]) - place + 1)
+    rows = longer = failed = longest = 0
+    whole = True
+    with parquet.ParquetFile(name) as file:
+        for batch in file.iter_batches(batch_size=200, columns=["prompt"]):
+            if rows and time.monotonic() > until:
+                whole = False
+                break
+            for messages in batch.column(0).to_pylist():
+                rows += 1
+                try:
+                    text = tokenizer.apply_chat_template(
+                        messages, add_generation_prompt=True, tokenize=False, **told["kwargs"])
+                    length = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+                except Exception:
+                    failed += 1
+                    continue
+                longest = max(longest, length)
+                longer += length > told["limit"]
+        answers.append({"rows": rows, "longer": longer, "failed": failed, "longest": longest, "whole": whole,
+                        "total": file.metadata.num_rows})
+print("\\nMARK" + json.dumps(answers))
 """
 
 
@@ -71,16 +75,22 @@ class Counted:
 
 
 def look(node: Node, deadline: float) -> Iterator[Line]:
-    """Yield what is to be said of the data files. `deadline`: seconds for counting the rows of one file."""
+    """Yield what is to be said of the data files. `deadline`: seconds for counting their rows."""
     if node.subject is None:
         yield SECTION.unseen("files", "no recipe names any")
         return
     wanted = node.subject.recipe.data
-    for key, name in {"train": wanted.train_files, "val": wanted.val_files}.items():
-        yield from _file(node, f"data.{key}_files", name, deadline)
+    readable = {}
+    for key, name in {"data.train_files": wanted.train_files, "data.val_files": wanted.val_files}.items():
+        lines = list(_file(key, name))
+        yield from lines
+        if all(line.state in ("ok", "warning") for line in lines):
+            readable[key] = name
+    if readable:
+        yield from _rows(node, readable, deadline)
 
 
-def _file(node: Node, key: str, name: str, deadline: float) -> Iterator[Line]:
+def _file(key: str, name: str) -> Iterator[Line]:
     try:
         found = data.check_parquet(name)
     except RecipeError as fault:
@@ -99,20 +109,24 @@ def _file(node: Node, key: str, name: str, deadline: float) -> Iterator[Line]:
     if any(one.severity == "error" for one in found):
         return
     yield SECTION.ok(key, f"{name}: columns and rows as verl wants them")
+
+
+def _rows(node: Node, files: Mapping[str, str], deadline: float) -> Iterator[Line]:
     model = Path(node.subject.recipe.model.path)
     if not (model / "tokenizer_config.json").is_file() and not (model / "tokenizer.json").is_file():
-        yield SECTION.unseen(f"rows of {key}", f"there is no tokenizer in {model} to count tokens with")
+        yield SECTION.unseen("rows left", f"there is no tokenizer in {model} to count tokens with")
         return
     try:
-        counted = count(node, name, deadline)
+        counted = count(node, tuple(files.values()), deadline)
     except RecipeError as fault:
-        yield SECTION.unseen(f"rows of {key}", str(fault))
+        yield SECTION.unseen("rows left", str(fault))
         return
-    yield from left(node, key, counted)
+    for key, one in zip(files, counted, strict=True):
+        yield from left(node, key, one)
 
 
-def count(node: Node, name: str, deadline: float) -> Counted:
-    """Count the rows of a parquet file by the length of their prompts, in a child of the training interpreter.
+def count(node: Node, names: Sequence[str], deadline: float) -> list[Counted]:
+    """Count the rows of parquet files by the length of their prompts, in one child of the training interpreter.
 
     Counting stops after half of `deadline` seconds and says so. Raises RecipeError when the tokenizer or the file
     cannot be read there, or the child takes longer than `deadline`.
@@ -120,7 +134,7 @@ def count(node: Node, name: str, deadline: float) -> Counted:
     recipe = node.subject.recipe
     told: dict[str, Any] = {
         "model": recipe.model.path,
-        "file": name,
+        "files": [str(name) for name in names],
         "limit": recipe.data.max_prompt_length,
         "kwargs": dict(recipe.data.chat_template_kwargs),
         "seconds": deadline * COUNTING_SHARE,
@@ -134,7 +148,7 @@ def count(node: Node, name: str, deadline: float) -> Counted:
     answers = [line for line in ended.output.splitlines() if line.startswith(MARK)]
     if ended.code != 0 or not answers:
         raise RecipeError(f"the tokenizer in {recipe.model.path} cannot count tokens ({shown(ended.last, 200)})")
-    return Counted(**json.loads(answers[-1].removeprefix(MARK)))
+    return [Counted(**one) for one in json.loads(answers[-1].removeprefix(MARK))]
 
 
 def left(node: Node, key: str, counted: Counted) -> Iterator[Line]:
@@ -154,6 +168,8 @@ def left(node: Node, key: str, counted: Counted) -> Iterator[Line]:
             noticed=noticed,
             source=source,
         )
+        if counted.failed == counted.rows:
+            return
     train = key.startswith("data.train")
     if filtered and train and recipe.batch.train and counted.left < recipe.batch.train:
         yield SECTION.fault(
@@ -172,8 +188,8 @@ def left(node: Node, key: str, counted: Counted) -> Iterator[Line]:
             "nothing filters them.",
             "Set data.filter_overlong_prompts=true, or raise data.max_prompt_length.",
             severity="warning",
-            noticed=f"{noticed}: a cut prompt, or an error where data.truncation is error",
-            source=source,
+            noticed="never: their beginning is cut off, whatever data.truncation says",
+            source="verl 0.9.1, AgentLoopWorker",
         )
     elif not counted.failed:
         kept = f"; the filter leaves {counted.left}" if filtered else ""

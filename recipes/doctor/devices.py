@@ -148,6 +148,9 @@ def visible(text: str) -> tuple[int, ...]:
 
 def _visible(node: Node, info: npu.Info | None) -> Iterator[Line]:
     text = node.environment.get(VISIBLE)
+    if text is None and info is None:
+        yield SECTION.unseen("visible", f"{VISIBLE} is unset and no device could be listed")
+        return
     if text is None:
         yield SECTION.ok("visible", f"{VISIBLE} is unset: every device is")
         return

@@ -215,7 +215,7 @@ def _disk(node: Node) -> Iterator[Line]:
         )
         return
     size, kept, nodes = checkpoint_size(node.subject), checkpoints_kept(recipe), recipe.nodes
-    yield from room(free, place, size, kept, nodes)
+    yield from room(free, Path(recipe.checkpoint.directory), size, kept, nodes)
 
 
 def room(free: int, place: Path, size: Size, kept: int | None, nodes: int) -> Iterator[Line]:

@@ -88,7 +88,8 @@ def _ports(node: Node) -> Iterator[Line]:
         host = tuple(range(start, start + BASE_PORTS))
     if host:
         yield from taken(host, _listening(), wanted)
-        yield from ephemeral(host, node.read("proc/sys/net/ipv4/ip_local_port_range"), _reserved(node))
+        dynamic = node.read("proc/sys/net/ipv4/ip_local_port_range")
+        yield from ephemeral(host, dynamic, (node.read("proc/sys/net/ipv4/ip_local_reserved_ports") or "").strip())
     if node.environment.get(DEVICE):
         yield SECTION.unseen("device ports in use", "those ports are on the devices' own network, not on this host")
 
@@ -157,20 +158,26 @@ def taken(wanted: tuple[int, ...], listening: Iterable[int] | None, needed: int)
     )
 
 
-def ephemeral(wanted: tuple[int, ...], dynamic: str | None, reserved: Iterable[int]) -> Iterator[Line]:
-    """Judge whether the kernel may give HCCL's ports to others. `dynamic`: text of ip_local_port_range."""
+def ephemeral(wanted: tuple[int, ...], dynamic: str | None, reserved: str) -> Iterator[Line]:
+    """Judge whether the kernel may give HCCL's ports to others.
+
+    `dynamic` is the text of its ip_local_port_range (None: not readable), `reserved` that of ip_local_reserved_ports.
+    """
     ends = (dynamic or "").split()
     if len(ends) != 2 or not all(end.isdigit() for end in ends):
         yield SECTION.unseen("reserved ports", "the kernel does not tell which ports it gives out")
         return
-    kept = set(reserved)
+    try:
+        kept = set(ports(reserved) or ())
+    except ValueError:
+        kept = set()
     loose = [port for port in wanted if int(ends[0]) <= port <= int(ends[1]) and port not in kept]
     if not loose:
         yield SECTION.ok("reserved ports", f"the kernel gives none of {wanted[0]}-{wanted[-1]} to others")
         return
     yield SECTION.fault(
         "reserved ports",
-        {"net.ipv4.ip_local_reserved_ports": "without them"},
+        {"net.ipv4.ip_local_reserved_ports": reserved or "empty"},
         f"the kernel may give {len(loose)} of HCCL's host ports ({loose[0]} to {loose[-1]}) to any connection.",
         f"sysctl -w net.ipv4.ip_local_reserved_ports={wanted[0]}-{wanted[-1]}, on the host.",
         severity="warning",
@@ -186,13 +193,6 @@ def _listening() -> set[int] | None:
         return {c.laddr.port for c in psutil.net_connections("inet") if c.laddr and c.status in ("LISTEN", "NONE")}
     except (psutil.Error, OSError):
         return None
-
-
-def _reserved(node: Node) -> tuple[int, ...]:
-    try:
-        return ports((node.read("proc/sys/net/ipv4/ip_local_reserved_ports") or "").strip()) or ()
-    except ValueError:
-        return ()
 
 
 # ------------------------------------------------------------------------------------------------------- interfaces
@@ -290,7 +290,7 @@ def interface(
 
 def _unnamed(variable: str, *, several: bool, matters: bool, source: str) -> Iterator[Line]:
     if not several or not matters or variable.startswith("TP"):
-        yield SECTION.ok(variable, "unset; one node needs none" if matters and not several else "unset; not needed")
+        yield SECTION.ok(variable, "unset; a run on one node needs none" if not several else "unset; not needed")
         return
     yield SECTION.fault(
         variable,

@@ -29,6 +29,8 @@ class Node:
     stack: Stack | None = None
     root: Path = Path("/")
     folder: Path = field(default_factory=Path.cwd)
+    # What commands have answered: npu-smi takes seconds on a busy node, and several checks ask it the same.
+    answers: dict[tuple[str, ...], str] = field(default_factory=dict, compare=False, repr=False)
 
     def file(self, path: str) -> Path:
         """Return an absolute path of the machine, below `root`."""
@@ -40,6 +42,11 @@ class Node:
             return self.file(path).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
+
+    @property
+    def shows_npu(self) -> bool:
+        """Whether the driver shows a device here (/dev/davinciN), usable or not."""
+        return any(self.file("dev").glob("davinci[0-9]*"))
 
     @property
     def without_npu(self) -> bool:
@@ -59,9 +66,10 @@ class Node:
     def ranks(self) -> int:
         """Devices the run uses on one node, the larger number where training and generation differ."""
         assert self.subject is not None
-        recipe = self.subject.recipe
-        apart = recipe.fully_async.rollout_devices or 0 if recipe.mode == "fully_async" else 0
-        return max(self.subject.devices_per_node, apart)
+        apart, trains = self.subject.recipe.fully_async, self.subject.devices_per_node
+        if self.subject.recipe.mode != "fully_async" or not apart.rollout_nodes:
+            return trains
+        return max(trains, apart.rollout_devices or self.subject.hardware.devices_per_node)
 
 
 def make(composed: Composed | None, python: str, environment: Mapping[str, str] | None = None) -> Node:

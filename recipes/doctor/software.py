@@ -156,11 +156,12 @@ def _stack(node: Node) -> Iterator[Line]:
             continue  # versions.py says more of it
         if one.wrong:
             found = one.found or "nothing"
+            why = "" if one.verdict == "missing" else one.why.rstrip(".")
             yield SECTION.fault(
                 f"stack {one.name}",
                 {one.name: found},
                 f"stack {node.stack.name} wants {one.wanted}: {verifying.VERDICTS[one.verdict]}"
-                f"{f' ({one.why.rstrip(chr(46))})' if one.why else ''}.",
+                f"{f' ({why})' if why else ''}.",
                 "See `recipes stack install`, or name the interpreter that has it (--python, RECIPES_PYTHON).",
                 noticed="import, or never",
                 source="the stack's table",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import platform
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from recipes.doctor import npu
 from recipes.doctor.lines import Line, Section
@@ -32,6 +35,7 @@ def look(node: Node) -> Iterator[Line]:
     yield from _driver(node, board, why)
     yield from _firmware(node, board)
     yield from _cann(node)
+    yield from _what_verl_asks(node)
 
 
 def ipc(node: Node) -> bool | None:
@@ -42,8 +46,7 @@ def ipc(node: Node) -> bool | None:
     found = [one.version for one in npu.cann(node).values() if one]
     if not driver or not found:
         return None
-    new_driver, new_cann = _at_least(driver, IPC_DRIVER), _at_least(found[0], IPC_CANN)
-    return None if new_driver is None or new_cann is None else new_driver and new_cann
+    return _at_least(driver, IPC_DRIVER) and _at_least(found[0], IPC_CANN)
 
 
 def _board(node: Node) -> tuple[dict[str, str], str]:
@@ -81,13 +84,13 @@ def _driver(node: Node, board: dict[str, str], why: str) -> Iterator[Line]:
         yield SECTION.unseen("driver for CANN", "no recipe says which CANN it is for")
         return
     oldest = OLDEST_DRIVER.get(wanted[:2])
-    fits = _at_least(version, oldest) if oldest else None
-    if fits is None:
+    # The table knows lines such as 25.0.X, so only these two numbers count, and a release candidate is of its line.
+    if not oldest or not npu.numbers(version):
         which = (
             f"no table tells which drivers CANN {node.stack.cann} runs on" if not oldest else f"{version} is no version"
         )
         yield SECTION.unseen("driver for CANN", which)
-    elif fits:
+    elif npu.numbers(version)[:2] >= npu.numbers(oldest):
         yield SECTION.ok("driver for CANN", f"CANN {node.stack.cann} runs on drivers from {oldest} on")
     else:
         yield SECTION.fault(
@@ -138,6 +141,9 @@ def _cann(node: Node) -> Iterator[Line]:
     set_here = {v for v in npu.CANN_VARIABLES if node.environment.get(v)}
     wanted = node.stack.cann if node.stack else ""
     noticed, source = "import torch_npu", "CANN's set_env.sh"
+    if not found and node.subject is None and not node.shows_npu:
+        yield SECTION.unseen("CANN", "there is none, and neither a recipe nor a device asks for one")
+        return
     if not found:
         yield SECTION.fault(
             "CANN",
@@ -198,9 +204,49 @@ def _cann(node: Node) -> Iterator[Line]:
         )
 
 
-def _at_least(version: str, oldest: str) -> bool | None:
-    """Compare two versions; None when one of them is none that can be compared."""
+def _what_verl_asks(node: Node) -> Iterator[Line]:
+    """verl itself asks for the versions when a vLLM rollout starts, in its own way, and ends the run when it cannot."""
+    if node.subject is None or node.subject.recipe.rollout.engine != "vllm" or not node.shows_npu:
+        return
+    noticed, source = "rollout start, after the model is loaded", "verl 0.9.1, get_npu_versions"
+    ours = "the weight transfer of verl asks it for the driver's version"
     try:
-        return Version(version) >= Version(oldest)
-    except InvalidVersion:
-        return npu.numbers(version) >= npu.numbers(oldest) if npu.numbers(version) else None
+        npus = {chip.npu for chip in npu.parse_info(npu.ask(node, "info")).chips}
+    except RecipeError as fault:
+        yield SECTION.fault(
+            "npu-smi",
+            {"npu-smi": fault},
+            f"{ours}.",
+            "Mount it into the container and put it on PATH.",
+            noticed=noticed,
+            source=source,
+        )
+        return
+    if 1 not in npus and not node.environment.get("ASCEND_VISIBLE_DEVICES"):
+        yield SECTION.fault(
+            "npu-smi",
+            {"ASCEND_VISIBLE_DEVICES": "unset"},
+            f"{ours}, of NPU 1 or else of the first this variable names, and NPU 1 is not here.",
+            f"Set it to an NPU that is, such as {min(npus)}.",
+            noticed=noticed,
+            source=source,
+        )
+    home = node.environment.get("ASCEND_HOME_PATH") or str(node.file(f"{npu.ASCEND}/ascend-toolkit/latest"))
+    record = Path(home) / f"{platform.machine()}-linux" / "ascend_toolkit_install.info"
+    if record.is_file():
+        yield SECTION.ok("npu-smi", "verl finds what it asks when the rollout starts")
+    else:
+        yield SECTION.fault(
+            "CANN",
+            {"ASCEND_HOME_PATH": node.environment.get("ASCEND_HOME_PATH", "unset")},
+            f"verl reads CANN's version from {record}, and there is no such file.",
+            "Point ASCEND_HOME_PATH at the folder of the toolkit that has it.",
+            noticed=noticed,
+            source=source,
+        )
+
+
+def _at_least(version: str, oldest: str) -> bool:
+    """Compare as verl does, by two numbers and a third or a release candidate: 25.5.t3.b001 is 25.5."""
+    plain = re.match(r"\d+\.\d+(?:\.(?:rc\d+|\d+))?", version.lower())
+    return bool(plain) and Version(plain[0]) >= Version(oldest)

@@ -1,0 +1,98 @@
+"""What differs between nodes, by answers made up here and by an interpreter that is a fake. No Ray is started."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_node import only, states
+
+from recipes.doctor import cluster
+from recipes.errors import RecipeError
+
+SEVERAL = "glm5_2/grpo_a3_512"
+
+
+def answer(devices=16, skew=0.0, **facts):
+    return {"devices": devices, "facts": {"verl": "0.9.1", "torch": "2.10.0", **facts}, "skew": skew, "way": 0.01}
+
+
+def test_nodes_that_are_alike_are_in_order():
+    (line,) = cluster.compare({"10.0.0.1": answer(), "10.0.0.2": answer(skew=0.4)})
+    assert line.state == "ok"
+    assert "2 nodes" in line.text
+
+
+def test_the_node_that_differs_is_named_with_what_most_have():
+    nodes = {"10.0.0.1": answer(), "10.0.0.2": answer(torch="2.9.0"), "10.0.0.3": answer()}
+    (line,) = cluster.compare(nodes)
+    assert line.state == "error"
+    assert line.finding.keys == {"node": "10.0.0.2", "torch": "2.9.0"}
+    assert "2 of 3 nodes have 2.10.0" in line.text
+
+
+def test_a_variable_that_differs_is_a_warning():
+    nodes = {"10.0.0.1": answer(PYTHONPATH="/a"), "10.0.0.2": answer(PYTHONPATH="/a"), "10.0.0.3": answer()}
+    (line,) = cluster.compare(nodes)
+    assert line.state == "warning"
+    assert line.finding.keys == {"node": "10.0.0.3", "PYTHONPATH": "none"}
+
+
+@pytest.mark.parametrize(("skew", "state", "words"), [(4.2, "warning", "4.2 s ahead of"), (-3.0, "warning", "behind")])
+def test_a_clock_that_is_off(skew, state, words):
+    (line,) = cluster.compare({"10.0.0.1": answer(), "10.0.0.2": answer(skew=skew)})
+    assert (line.state, words in line.text) == (state, True)
+    assert line.finding.keys == {"node": "10.0.0.2"}
+
+
+def test_a_slow_way_to_a_node_is_no_wrong_clock():
+    slow = answer(skew=2.0) | {"way": 1.5}
+    assert [line.state for line in cluster.compare({"10.0.0.1": slow})] == ["ok"]
+
+
+def test_a_node_that_is_silent_is_an_error_and_no_answer_at_all_is_unseen():
+    lines = list(cluster.compare({"10.0.0.1": answer(), "10.0.0.2": {"devices": 16, "fault": "GetTimeoutError"}}))
+    assert states(lines, "node") == ["error"]
+    assert states(lines, "differences") == ["ok"]
+    assert states(cluster.compare({}), "differences") == ["unseen"]
+
+
+def test_devices_of_all_nodes_against_the_recipe(fake):
+    node = fake.node(SEVERAL)
+    nodes = {f"10.0.0.{n}": answer() for n in range(32)}
+    assert [line.state for line in cluster.resources(node, nodes)] == ["ok"]
+    nodes["10.0.0.7"] = answer(devices=8)
+    (line,) = cluster.resources(node, nodes)
+    assert line.state == "error"
+    assert "wants 512 devices, and Ray counts 504" in line.text
+
+
+def test_training_and_generation_apart_want_the_devices_of_both(fake):
+    nodes = {f"10.0.0.{n}": answer() for n in range(31)}
+    (line,) = cluster.resources(fake.node("glm5_2/fully_async"), nodes)
+    assert "wants 512 devices, and Ray counts 496" in line.text
+
+
+def test_without_a_cluster_nodes_are_unseen_where_there_are_several(fake):
+    assert [line.state for line in cluster.look(fake.node(SEVERAL), None, 1)] == ["unseen"]
+    assert [line.state for line in cluster.look(fake.node("quickstart/grpo"), None, 1)] == ["ok"]
+    assert [line.state for line in cluster.look(fake.node(), None, 1)] == ["unseen"]
+
+
+def test_a_cluster_is_asked_by_the_interpreter_that_trains(fake):
+    told = json.dumps({"10.0.0.1": answer(), "10.0.0.2": answer(verl="0.9.0")})
+    python = fake.script("fake-python", f"#!/bin/sh\n# A fake interpreter.\necho noise\necho '{cluster.MARK}{told}'\n")
+    lines = list(cluster.look(fake.node(python=str(python)), "10.0.0.1:6379", 10))
+    assert only(lines, "differences").state == "error"
+
+
+def test_a_cluster_that_does_not_answer_is_unseen(fake):
+    python = fake.script(
+        "fake-python", "#!/bin/sh\necho 'ConnectionError: could not find any running Ray' >&2\nexit 1\n"
+    )
+    line = only(cluster.look(fake.node(python=str(python)), "10.0.0.1:6379", 10), "nodes")
+    assert line.state == "unseen"
+    assert "could not find any running Ray" in line.text
+    python = fake.script("fake-python", "#!/bin/sh\nsleep 60\n")
+    with pytest.raises(RecipeError, match="did not answer within 1 s"):
+        cluster.ask(fake.node(python=str(python)), "10.0.0.1:6379", 1)
