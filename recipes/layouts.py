@@ -1,7 +1,7 @@
 """Recipe, nodes, hardware → the layouts that would work there, ranked. Preflight's rules say what is valid.
 
 Memory comes from recipes.memory. The order comes from a rough time per step: arithmetic, idle pipeline slots and bytes
-sent, weighed by the three rates below. It orders layouts; it predicts no step time, and none is printed.
+sent, weighed by the rates assumed below. It orders layouts and predicts no step time.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def plan(
             f"nodes={subject.recipe.nodes}: no layout of {composed.name} on {subject.recipe.hardware} passes "
             f"preflight; {why}"
         )
-    engines = _Engines(subject, usable)
+    engines = _Engines(subject)
     layouts = [_layout(candidate, subject, usable, engines) for candidate in found]
     ranked = sorted(layouts, key=lambda one: (not one.fits, one.cost if one.fits else one.peak, -one.experts))
     return Plan(subject, composed.name, subject.recipe.nodes, subject.recipe.hardware, device, usable, tuple(ranked))
@@ -177,7 +177,7 @@ def fitting_plan(
         f"nodes={found.nodes}: no layout of {composed.name} fits {found.hardware}, the smallest needs "
         f"{least / 1e9:.1f} GB a device and {found.usable / 1e9:.1f} GB are usable; "
         + (
-            f"take {enough} nodes, the fewest that would do."
+            f"take {enough} node{'s' * (enough > 1)}, the fewest that would do."
             if enough
             else f"no number of nodes up to {MOST_DEVICES} devices would do: recompute, offload, or shorten responses."
         )
@@ -192,7 +192,7 @@ def fewest_nodes(subject: Subject) -> int | None:
         there = _with(subject, nodes=nodes)
         if least / there.world > usable:
             continue
-        engines = _Engines(there, usable)
+        engines = _Engines(there)
         smallest_first = sorted(candidates(there), key=lambda one: -_shards(one.recipe.parallel))
         for candidate in smallest_first:
             if _fault(candidate, rules):
@@ -352,7 +352,7 @@ def stages(model: ModelFacts, number: int) -> dict[str, Any] | None:
     if number > model.layers:
         return None
     if computing and len(computing) < model.layers:
-        sizes = _shared_index_split(memory._fields(model), number)
+        sizes = _shared_index_split(memory.facts_key(model), number)
         if sizes is None:
             return None
         runs = "|".join("t" if size == 1 else f"t*{size}" for size in sizes)
@@ -432,10 +432,9 @@ def _layout(candidate: Subject, subject: Subject, usable: int, engines: _Engines
 
 def _budgeted(subject: Subject, usable: int) -> tuple[Subject, memory.Training]:
     """Halve the token budget of dynamic batches until training fits, or the longest sequence would not."""
-    training = memory.train(subject)
     recipe = subject.recipe
     if not recipe.batch.dynamic:
-        return subject, training
+        return subject, memory.train(subject)
     longest = _longest(recipe)
     least = math.ceil(longest / recipe.parallel.context)
     budget = recipe.batch.max_tokens or longest
@@ -518,8 +517,11 @@ def _spent(subject: Subject, sent: Traffic, bubble: float, micro_batches: int) -
         stages[-1] += 0 if part else model.vocab * model.hidden
         return operations * max(stages)
 
-    outside = max(0.0, 1 - max(1, node // whole) / p.expert)
-    to_experts = sent.expert * (outside / beyond + (1 - outside) / INSIDE)
+    # Of what goes to experts: to the other expert ranks, (e−1)/e, some of them on other nodes; and whole − 1 times to
+    # ranks that hold the rest of the same experts, next to this one.
+    away = (p.expert - 1) / p.expert
+    far = max(0, p.expert - max(1, node // whole)) / p.expert
+    to_experts = sent.expert / max(away + whole - 1, 1e-9) * (far / beyond + (away - far + whole - 1) / INSIDE)
     meanwhile = {
         "arithmetic": work(0) + work(1),
         "launches": LAUNCH * (_forwards(r) + 1) * max(map(len, ranks)) * micro_batches * _updates(r),
@@ -578,10 +580,9 @@ def _kind_work(model: ModelFacts, kind: tuple[bool, bool], longest: int) -> tupl
 class _Engines:
     """The ways to split the rollout on this subject's devices, best first, for each share of device memory."""
 
-    def __init__(self, subject: Subject, usable: int) -> None:
-        self.subject, self.usable = subject, usable
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
         self.found: dict[float, list[tuple[Rollout, memory.Generation]]] = {}
-        self.training = None
 
     def at(self, share: float, training: memory.Training) -> list[tuple[Rollout, memory.Generation]]:
         if share not in self.found:
@@ -679,7 +680,7 @@ def _reasons(row: Layout, chosen: Subject, subject: Subject, training: memory.Tr
         o = row.rollout
         yield (
             f"generation: tensor {o.tensor}, data {o.data}, expert {o.expert}, {o.share:g} of the device; "
-            f"{o.sequences} longest sequences at once on {o.tensor} devices, {o.waves} turns a step"
+            f"{o.sequences} longest sequences at once on {o.tensor} devices, {o.waves} turn{'s' * (o.waves > 1)} a step"
         )
     if p.pipeline > 1:
         idle = f"{p.pipeline - 1} of {row.micro_batches + p.pipeline - 1} slots idle"
@@ -690,6 +691,9 @@ def _reasons(row: Layout, chosen: Subject, subject: Subject, training: memory.Tr
     if chosen.model.experts:
         place = "within a node" if memory.expert_tensor(p) * p.expert <= node else "across nodes"
         yield f"{row.experts} experts a rank, their all-to-all {place}"
+    host = max(stage.host for stage in training.stages) * node
+    if host:
+        yield f"host: {host / 1e9:.0f} GB a node for what is offloaded"
     if row.max_tokens != subject.recipe.batch.max_tokens:
         yield f"batch.max_tokens {subject.recipe.batch.max_tokens} becomes {row.max_tokens}"
 
@@ -717,11 +721,14 @@ def changes(found: Plan, layout: Layout) -> dict[str, Any]:
 
 
 def recipe_text(found: Plan, layout: Layout, base: str) -> str:
-    """Return a recipe file that extends `base` by what the layout changes, with its reasons as comments."""
+    """Return a recipe file that extends `base` by what the layout and overrides change, its reasons as comments."""
     import yaml
 
-    tree: dict[str, Any] = {"defaults": [base], "title": f"{found.name} on {found.nodes} nodes of {found.hardware}"}
-    for key, value in changes(found, layout).items():
+    tree: dict[str, Any] = {"defaults": [base], "title": f"{found.name} on {_nodes(found)} of {found.hardware}"}
+    # What was overridden for the plan is no part of the base either.
+    history = found.subject.composed.history
+    said = {key: s[-1].value for key, s in history.items() if s[-1].origin.startswith("override ")}
+    for key, value in {**said, **changes(found, layout)}.items():
         here: Any = tree
         *groups, last = key.split(".")
         for group in groups:
@@ -729,6 +736,10 @@ def recipe_text(found: Plan, layout: Layout, base: str) -> str:
         here[last] = value
     comments = "".join(f"# {reason}\n" for reason in layout.reasons)
     return f"# Planned by recipes layouts, never run.\n{comments}{yaml.safe_dump(tree, sort_keys=False, width=120)}"
+
+
+def _nodes(found: Plan) -> str:
+    return f"{found.nodes} node{'s' * (found.nodes > 1)}"
 
 
 def base_name(composed: Composed, output: Path) -> str:
@@ -739,10 +750,16 @@ def base_name(composed: Composed, output: Path) -> str:
     return Path(os.path.relpath(own.with_suffix(""), output.resolve().parent)).as_posix()
 
 
+def behind(found: Plan, layout: Layout) -> dict[str, float]:
+    """Return where a layout costs more than the first one (less: below 0), as shares of the first one's cost."""
+    first = found.layouts[0]
+    return {name: (part - first.spent[name]) / first.cost for name, part in layout.spent.items()}
+
+
 def describe(found: Plan, top: int = 5) -> str:
     """Return the ranking as text: a table of the `top` first layouts and the recipe's own, each with its reasons."""
     lines = [
-        f"{found.name} on {found.nodes} nodes of {found.hardware}, {found.subject.world} devices of "
+        f"{found.name} on {_nodes(found)} of {found.hardware}, {found.subject.world} devices of "
         f"{found.device / 1e9:g} GB; {100 * RESERVE:g} % are kept in reserve.",
         f"{len(found.layouts)} layouts pass preflight; {found.fitting} of them fit, all sequences at their longest.",
         "",
@@ -761,6 +778,9 @@ def describe(found: Plan, top: int = 5) -> str:
         )
         parts = [f"{name} {part / best:.2f}" for name, part in row.spent.items() if part >= 0.005 * best]
         lines += [f"       {reason}" for reason in (*row.reasons, f"cost: {', '.join(parts)}")]
+        more = [f"{name} {part:+.2f}" for name, part in behind(found, row).items() if row.own and part >= 0.05]
+        if more:
+            lines.append(f"       behind the first by: {', '.join(more)}")
         altered = changes(found, row)
         if altered:
             lines.append("       changes: " + ", ".join(f"{key}={value}" for key, value in altered.items()))
@@ -781,8 +801,6 @@ def _shards(p: Parallel) -> int:
 
 
 def _least_states(subject: Subject) -> float:
-    """Return bytes all devices together need at least: every parameter's weight and gradient, and its optimizer."""
-    one = _with(subject, parallel=Parallel())
-    (stage,) = memory.train(one).stages
-    ranks = one.world  # what one device holds of it when nothing is split
-    return stage.weights + stage.gradients + stage.optimizer * ranks
+    """Return the bytes all devices together need at least: a weight and a gradient of every parameter."""
+    (stage,) = memory.train(_with(subject, parallel=Parallel())).stages
+    return stage.weights + stage.gradients

@@ -147,7 +147,7 @@ def stage_parameters(model: ModelFacts, parallel: Parallel, *, latent_sharded: b
     for rank, layers in enumerate(rank_layers(model, parallel)):
         dense = expert = 0
         for kind in set(layers):
-            one = _layer_parameters(_fields(model), *kind, tensor, experts, tensor, latent_sharded)
+            one = _layer_parameters(facts_key(model), *kind, tensor, experts, tensor, latent_sharded)
             dense, expert = dense + layers.count(kind) * one[0], expert + layers.count(kind) * one[1]
         first, last = rank == 0, rank == parallel.pipeline - 1
         table = model.vocab * model.hidden // tensor
@@ -165,7 +165,7 @@ def rank_layers(model: ModelFacts, parallel: Parallel) -> tuple[tuple[tuple[bool
     """
     p = parallel
     key = (p.pipeline, p.pipeline_layout, p.first_stage_layers, p.last_stage_layers, p.virtual_pipeline)
-    return _rank_layers(_fields(model), *key)
+    return _rank_layers(facts_key(model), *key)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -194,10 +194,10 @@ def layer_parameters(
     model: ModelFacts, *, moe: bool, index: bool, tensor: int = 1, experts: int = 1
 ) -> tuple[int, int]:
     """Return the (dense, routed expert) parameters a device holds of one layer; `experts` ranks share its experts."""
-    return _layer_parameters(_fields(model), moe, index, tensor, experts, tensor, False)
+    return _layer_parameters(facts_key(model), moe, index, tensor, experts, tensor, False)
 
 
-def _fields(model: ModelFacts) -> tuple:
+def facts_key(model: ModelFacts) -> tuple:
     """Return the facts as a key of caches: a search for layouts asks for the same layers thousands of times."""
     return tuple(vars(model).values())
 
@@ -558,7 +558,7 @@ def engine_parameters(model: ModelFacts, tensor: int, experts: int) -> int:
     total = model.hidden + (1 if model.tied_embeddings else 2) * model.vocab * model.hidden // tensor
     for kind in set(kinds):
         total += kinds.count(kind) * sum(
-            _layer_parameters(_fields(model), *kind, tensor, experts, min(tensor, model.kv_heads), False)
+            _layer_parameters(facts_key(model), *kind, tensor, experts, min(tensor, model.kv_heads), False)
         )
     return total
 
