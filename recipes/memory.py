@@ -263,7 +263,7 @@ def layer_activations(
 ) -> int:
     """Return the bytes one layer keeps for its backward pass, of `tokens` tokens on this device, in bf16.
 
-    K22, equation 2, counts 34·s·b·h for a GELU layer with dropout. Without dropout and with flash attention (no scores
+    K22, equation 1, counts 34·s·b·h for a GELU layer with dropout. Without dropout and with flash attention (no scores
     are kept, so no 5·a·s²·b), counted anew for what is trained here, in bytes a token, t = tensor:
 
     - both norms' inputs and outputs: 8h, over t with sequence parallelism (K22, equation 4), else whole;
