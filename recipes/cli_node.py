@@ -77,7 +77,8 @@ def doctor(
     counts = dict.fromkeys(doctors.STATES, 0)
     _draw(lines, counts)
     unseen = f"; {counts['unseen']} not looked at, which says nothing of them" if counts["unseen"] else ""
-    click.echo(f"\n{counts['error']} errors, {counts['warning']} warnings, {counts['ok']} in order{unseen}.")
+    said = ", ".join(f"{counts[state]} {state}{'s' * (counts[state] != 1)}" for state in ("error", "warning"))
+    click.echo(f"\n{said}, {counts['ok']} in order{unseen}.")
     sys.exit(1 if counts["error"] else 0)
 
 

@@ -106,6 +106,12 @@ def ask(node: Node, address: str, deadline: float) -> dict[str, dict[str, Any]]:
     ended = child.run(argv, environment=node.environment, deadline=deadline)
     if ended.code is None:
         raise RecipeError(f"the cluster at {address} did not answer within {deadline:g} s")
+    if ended.code != 0 and "InvalidAuthToken" in ended.errors:
+        # Ray's own last line says only that it could not connect.
+        raise RecipeError(
+            f"the cluster at {address} wants Ray's token: give this shell the RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH "
+            "its nodes were started with"
+        )
     found = [line for line in ended.output.splitlines() if line.startswith(MARK)]
     if ended.code != 0 or not found:
         raise RecipeError(f"the cluster at {address} cannot be asked: {shown(ended.last, 200)}")

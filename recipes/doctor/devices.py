@@ -220,7 +220,7 @@ def _memory(node: Node, info: npu.Info) -> Iterator[Line]:
         yield SECTION.fault(
             "free memory",
             key,
-            f"{len(short)} devices have less free than that share (MB, device: free of all): {named}{more}.",
+            f"too few devices have that share free (MB, device: free of all): {named}{more}.",
             "End what is on them, or choose other devices.",
             severity="error" if node.subject else "warning",
             noticed="rollout start",

@@ -208,6 +208,9 @@ def _what_verl_asks(node: Node) -> Iterator[Line]:
     """verl itself asks for the versions when a vLLM rollout starts, in its own way, and ends the run when it cannot."""
     if node.subject is None or node.subject.recipe.rollout.engine != "vllm" or not node.shows_npu:
         return
+    if Version(node.stack.verl) < Version("0.9.1"):
+        yield SECTION.unseen("npu-smi", f"how verl {node.stack.verl} asks for versions was never read by us")
+        return
     noticed, source = "rollout start, after the model is loaded", "verl 0.9.1, get_npu_versions"
     ours = "the weight transfer of verl asks it for the driver's version"
     try:

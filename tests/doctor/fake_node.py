@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import stat
@@ -86,7 +87,14 @@ class FakeNode:
         return self
 
     def node(self, recipe: str | None = None, *overrides: str, python: str = sys.executable, **environment: str):
-        composed = compose(recipe, *overrides) if recipe else None
+        composed = (
+            compose(recipe, *(text for text in overrides if not text.startswith("model.path="))) if recipe else None
+        )
+        path = next((text.partition("=")[2] for text in overrides if text.startswith("model.path=")), None)
+        if path is not None:
+            # Composing takes a tenth of a second, and every test has another folder.
+            composed = replace(composed, recipe=copy.deepcopy(composed.recipe))
+            composed.recipe.model.path = path
         made = nodes.make(composed, python, {**self.environment, **environment})
         folder = self.root / "launched-from"
         folder.mkdir(exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -12,13 +13,17 @@ from fake_node import compose
 
 from recipes import doctor
 from recipes.cli import main
-from recipes.doctor import lines, software
+from recipes.doctor import lines, machine, node, software
 from recipes.finding import SEVERITIES
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    """The stack is compared in tests/stack; here it would only take time."""
+def _anywhere(monkeypatch, fake):
+    """A machine without NPUs and with room, wherever the tests run. The stack is compared in tests/stack."""
+    make = node.make
+    monkeypatch.setattr(node, "make", lambda *given: replace(make(*given), root=fake.root))
+    monkeypatch.setenv("PATH", str(fake.bin))
+    monkeypatch.setattr(machine, "OPEN_FILES", {"npu": 1, "cpu": 1})
     monkeypatch.setattr(software.verifying, "verify", lambda stack, python, needs: [])
 
 
@@ -95,8 +100,6 @@ def test_the_command_line_does_not_load_it_before_it_is_asked():
 
 
 def test_the_environment_of_the_run_is_what_the_recipe_adds_to_the_callers():
-    from recipes.doctor import node
-
     composed = compose("qwen3/grpo_8b_vllm_a2")
     made = node.make(composed, sys.executable, {"HCCL_CONNECT_TIMEOUT": "1", "VERL_USE_EXTERNAL_MODULES": "mine"})
     assert made.environment["HCCL_CONNECT_TIMEOUT"] == "1500"

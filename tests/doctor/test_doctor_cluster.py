@@ -93,6 +93,8 @@ def test_a_cluster_that_does_not_answer_is_unseen(fake):
     line = only(cluster.look(fake.node(python=str(python)), "10.0.0.1:6379", 10), "nodes")
     assert line.state == "unseen"
     assert "could not find any running Ray" in line.text
+    fake.script("fake-python", "#!/bin/sh\necho 'RPC error: InvalidAuthToken' >&2\necho ConnectionError >&2\nexit 1\n")
+    assert "RAY_AUTH_TOKEN" in only(cluster.look(fake.node(python=str(python)), "10.0.0.1:6379", 10), "nodes").text
     python = fake.script("fake-python", "#!/bin/sh\nsleep 60\n")
     with pytest.raises(RecipeError, match="did not answer within 1 s"):
         cluster.ask(fake.node(python=str(python)), "10.0.0.1:6379", 1)

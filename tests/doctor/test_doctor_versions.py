@@ -113,6 +113,11 @@ def test_verl_cannot_start_a_vllm_rollout_without_npu_smi(fake):
     assert "get_npu_versions" in line.finding.source
 
 
+def test_only_the_verl_that_was_read_is_spoken_of(fake):
+    older = replace(fake.devices(8).node(A2), stack=stack.load("ascend-9.0.0"))
+    assert states(versions.look(older), "npu-smi") == ["unseen"]
+
+
 def test_verl_asks_npu_1_or_the_first_it_is_told(fake, tmp_path):
     lines = sample("npu_smi_info_a2.txt").splitlines(keepends=True)
     part = tmp_path / "part.txt"
