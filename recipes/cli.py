@@ -14,7 +14,7 @@ import click
 
 from recipes import __version__
 from recipes.cli_node import doctor
-from recipes.cli_plan import layouts_command
+from recipes.cli_plan import layouts_command, simulate_command
 from recipes.cli_stack import stack
 from recipes.cli_tools import card_command, check_export, data_commands, migrate_command
 from recipes.errors import RecipeError
@@ -404,7 +404,16 @@ class Progress:
             click.echo(self.last, err=True)
 
 
-for command in (stack, layouts_command, card_command, check_export, data_commands, migrate_command, doctor):
+for command in (
+    stack,
+    layouts_command,
+    simulate_command,
+    card_command,
+    check_export,
+    data_commands,
+    migrate_command,
+    doctor,
+):
     main.add_command(command)
 
 if __name__ == "__main__":

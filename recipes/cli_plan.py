@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -58,3 +59,33 @@ def layouts_command(
     except OSError as fault:
         raise RecipeError(f"--output {output} cannot be written: {fault.strerror}.") from fault
     click.echo(f"written: {output}; see also: recipes check --anywhere {output}", err=True)
+
+
+@click.command("simulate", epilog="Overrides are key=value, such as tensor_parallel=8 or memory.recompute=full.")
+@click.argument("name")
+@click.argument("overrides", nargs=-1)
+@click.option("--figure", type=click.Path(path_type=Path), help="Draw both memory bars into this PNG or SVG file.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, in bytes and elements.")
+@click.option("--python", default=None, help="Interpreter with the `cpu` extra, if not this one.")
+def simulate_command(
+    name: str, overrides: tuple[str, ...], figure: Path | None, as_json: bool, python: str | None
+) -> None:
+    """Build every stage of a full-size model with the real Megatron-Core, without a weight, and weigh it.
+
+    Megatron's own validation speaks: what it refuses here, it would refuse on the devices. Weights, gradients and
+    optimizer state are read off what it builds; activations, KV cache and rollout are computed. Exit code 1 when it
+    refuses, or when the parameters are not the model's.
+    """
+    from recipes import bars, params, simulate
+
+    if figure is not None and figure.suffix not in (".png", ".svg"):
+        raise RecipeError(f"--figure {figure}: give it a name that ends in .png or .svg.")
+    found = simulate.simulate(params.compose(name, overrides), **({"python": python} if python else {}))
+    click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else simulate.describe(found))
+    if figure is not None:
+        try:
+            bars.save(found.memory, figure, title=f"{found.recipe} on {found.world} devices")
+        except OSError as fault:
+            raise RecipeError(f"--figure {figure} cannot be written: {fault.strerror}.") from fault
+        click.echo(f"written: {figure}", err=True)
+    sys.exit(0 if found.passed else 1)
