@@ -114,7 +114,8 @@ def bare(run_dir: Path, steps: int | None, more: list[str] = ()) -> tuple[float,
         ended.set()
         watcher.join()
     if code:
-        raise SystemExit(f"verl failed with exit code {code}; see {shutil.copy(run_dir / 'log', Path(tempfile.gettempdir()) / 'measure.log')}")
+        kept = shutil.copy(run_dir / "log", Path(tempfile.gettempdir()) / "measure.log")
+        raise SystemExit(f"verl failed with exit code {code}; see {kept}")
     return wall, peak[0], tables.read_jsonl(run_dir / "attempts" / "1" / "metrics.jsonl").table
 
 
