@@ -109,13 +109,24 @@ def explain(name: str, key: str, overrides: tuple[str, ...]) -> None:
 @click.argument("overrides", nargs=-1)
 @click.option("--here/--anywhere", default=True, help="Also look at this machine's files and packages (default).")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Also write a JUnit report here, a test case a rule.")
+@click.option("--waive", multiple=True, metavar="RULE", help="Do not count this rule's errors.")
 @python_option
-def check(name: str, overrides: tuple[str, ...], here: bool, as_json: bool, python: str | None) -> None:
-    """Look for what would break a run, without starting it. Exit code 1 when there is an error."""
+def check(
+    name: str,
+    overrides: tuple[str, ...],
+    here: bool,
+    as_json: bool,
+    junit: Path | None,
+    waive: tuple[str, ...],
+    python: str | None,
+) -> None:
+    """Look for what would break a run, without starting it. Exit code 1 when there is an error that is not waived."""
     from dataclasses import asdict
 
     from recipes import params, preflight
     from recipes.command import build, compose_verl, training_python
+    from recipes.run.directory import write_text
 
     python = python or training_python()
     composed = params.compose(name, overrides)
@@ -127,7 +138,13 @@ def check(name: str, overrides: tuple[str, ...], here: bool, as_json: bool, pyth
         click.echo(f"{finding.severity}: {finding}\n    rule {finding.rule}; would have shown at: {finding.noticed}")
     if not found and not as_json:
         click.echo(f"{len(preflight.RULES)} rules found nothing.")
-    sys.exit(1 if any(f.severity == "error" for f in found) else 0)
+    if junit is not None:
+        try:
+            write_text(junit, preflight.junit(found, here=here, waived=waive))
+        except OSError as fault:
+            raise RecipeError(f"--junit {junit} cannot be written: {fault.strerror}.") from fault
+    preflight.refuse([], waive)  # a waiver of a rule that is not there is a mistake
+    sys.exit(1 if any(f.severity == "error" and f.rule not in waive for f in found) else 0)
 
 
 @main.command(epilog=OVERRIDES)
@@ -172,7 +189,9 @@ def run(
     for finding in found:
         click.echo(f"{finding.severity}: {finding}", err=True)
     preflight.refuse(found, waive)
-    started = launch.start(composed, command, deadline_seconds=None if deadline is None else 60 * deadline)
+    started = launch.start(
+        composed, command, deadline_seconds=None if deadline is None else 60 * deadline, waived=waive
+    )
     click.echo(f"run directory: {started.path}")
     state = _follow(started.path, stop_on_interrupt=True)
     judged = notebook.judge(started.path)

@@ -145,7 +145,11 @@ def launch(plan: Plan) -> Run:
             f"notebook on a node of {recipe.hardware}, or carry the script of `recipes export {recipe.recipe}` there."
         )
     run = runs.start(
-        plan.composed, plan.command, on_disconnect=plan.on_disconnect, deadline_seconds=plan.deadline_seconds
+        plan.composed,
+        plan.command,
+        on_disconnect=plan.on_disconnect,
+        deadline_seconds=plan.deadline_seconds,
+        waived=plan.waive,
     )
     if plan.rehearsal:
         write_json(run.path / "rehearsal.json", plan.rehearsal.to_dict())

@@ -176,10 +176,12 @@ def fold(
 
 
 def _layout(recipe: Recipe, experts: int, ranks: int) -> dict[str, Any]:
-    """Fold each parallel size above 1 to 2 while there are ranks: pipeline first, then tensor; experts ride along."""
+    """Fold each parallel size above 1 to 2 while there are ranks: pipeline, then tensor or experts."""
     p = recipe.parallel
     sizes = {"pipeline": 1, "tensor": 1}
     for name in sizes:
+        if name == "tensor" and experts:
+            continue  # Megatron wants sequence parallelism then, which torch's RMSNorm cannot do
         if getattr(p, name) > 1 and sizes["pipeline"] * sizes["tensor"] * 2 <= ranks:
             sizes[name] = 2
     used = sizes["pipeline"] * sizes["tensor"]
@@ -210,6 +212,7 @@ def _shape(recipe: Recipe, steps: int) -> dict[str, Any]:
 
 _FOLDED = {
     "parallel": "a size above 1 becomes 2 while there are ranks for it",
+    "parallel.tensor": "2 while there are ranks for it; 1 with experts, which need sequence parallelism then",
     "nodes": "all ranks are on this machine",
     "devices": "a rank is a process here",
     "batch": "as many updates a step, up to two",

@@ -41,7 +41,12 @@ def test_the_layout_is_folded_in_the_order_that_exercises_most():
         p = recipe.parallel
         return recipe.devices, p.pipeline, p.tensor, p.expert
 
-    assert [layout(ranks) for ranks in (1, 2, 4)] == [(1, 1, 1, 1), (2, 2, 1, 1), (4, 2, 2, 2)]
+    assert [layout(ranks) for ranks in (1, 2, 4)] == [(1, 1, 1, 1), (2, 2, 1, 1), (4, 2, 1, 2)]
+
+
+def test_a_dense_model_is_folded_over_tensor_parallel_ranks():
+    p = rehearsal.fold(params.compose("qwen3/grpo_8b_vllm_a2"), ranks=4).composed.recipe.parallel
+    assert (p.pipeline, p.tensor) == (2, 2)
 
 
 def test_what_decides_losses_and_exports_is_kept():

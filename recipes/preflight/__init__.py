@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from recipes.preflight import batch, engines, files, layout, software  # noqa: F401  (importing them registers their rules)
-from recipes.preflight.rules import RULES, Subject, check, refuse, subject
+from recipes.preflight import (  # noqa: F401  (importing them registers their rules)
+    batch,
+    engines,
+    environment,
+    files,
+    layout,
+    rollout,
+    software,
+    training,
+)
+from recipes.preflight.rules import RULES, Subject, check, junit, refuse, subject
 
-__all__ = ["RULES", "Subject", "check", "refuse", "subject"]
+__all__ = ["RULES", "Subject", "check", "junit", "refuse", "subject"]

@@ -76,7 +76,7 @@ def mindspeed_is_in_this_verl(s: Subject):
     if verl in MINDSPEED_VERL:
         return
     keys = {
-        key: value for key, value in _verbatim(s) if ".mindspeed." in f"{key}." or str(value).startswith("mindspeed")
+        key: value for key, value in verbatim(s) if ".mindspeed." in f"{key}." or str(value).startswith("mindspeed")
     }
     if s.recipe.engine == "mindspeed":
         keys = {"engine": "mindspeed", **keys}
@@ -90,7 +90,7 @@ def mindspeed_is_in_this_verl(s: Subject):
 
 @rule("engine.strategy", noticed="engine start, or never", source="verl 0.9.1, EngineRegistry")
 def strategy_is_the_engine(s: Subject):
-    for key, value in _verbatim(s):
+    for key, value in verbatim(s):
         if key in ("actor_rollout_ref.actor.strategy", "actor_rollout_ref.ref.strategy") and value != s.recipe.engine:
             yield (
                 {key: value, "engine": s.recipe.engine},
@@ -167,7 +167,7 @@ def megatron_is_patched(s: Subject):
 
 @rule("engine.adaptor_needless", severity="warning", noticed=NEVER, source="Ascend's MegatronAdaptor")
 def adaptor_is_needed(s: Subject):
-    engine = dict(_verbatim(s)).get("model_engine", s.recipe.engine)
+    engine = dict(verbatim(s)).get("model_engine", s.recipe.engine)
     if ADAPTOR not in external_modules(s.composed, os.environ):
         return
     if engine != "megatron" or s.hardware.device != "npu":
@@ -261,7 +261,7 @@ def strict_would_not_be_whole(s: Subject):
 
 
 def _strict_without_mtp(s: Subject) -> bool:
-    trained = dict(_verbatim(s)).get("actor_rollout_ref.model.mtp.enable", False)
+    trained = dict(verbatim(s)).get("actor_rollout_ref.model.mtp.enable", False)
     return s.model.mtp_layers > 0 and s.recipe.checkpoint.strict is not False and str(trained).lower() != "true"
 
 
@@ -343,7 +343,7 @@ def rollout_returns_log_probs(s: Subject):
         yield {"rollout.log_probs": False}, "training uses the rollout's own log-probs.", "Set rollout.log_probs=true."
 
 
-def _verbatim(s: Subject) -> Iterator[tuple[str, Any]]:
+def verbatim(s: Subject) -> Iterator[tuple[str, Any]]:
     """Yield what the recipe says to verl past its own fields: (key, value) of `verl:` and of extra_args."""
     yield from flatten(s.recipe.verl)
     for text in s.recipe.extra_args:

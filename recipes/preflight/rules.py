@@ -112,3 +112,35 @@ def refuse(findings: Iterable[Finding], waived: Iterable[str] = ()) -> None:
         raise RecipeError(
             f"Preflight found {len(errors)} error{'s' * (len(errors) > 1)}; nothing was started.\n{lines}"
         )
+
+
+def junit(findings: Iterable[Finding], *, here: bool, waived: Iterable[str] = ()) -> str:
+    """Return findings as a JUnit report: a test case a rule, failed by its errors that are not waived.
+
+    Warnings are in `system-out` of their case. `here`: whether rules on this machine were among those that looked.
+    """
+    import xml.etree.ElementTree as tree
+
+    found, waived = list(findings), set(waived)
+    rules = [r for r in RULES.values() if here or not r.here]
+    suite = tree.Element("testsuite", name="preflight", tests=str(len(rules)))
+    failures = 0
+    for r in rules:
+        case = tree.SubElement(suite, "testcase", classname="preflight", name=r.name)
+        own = [f for f in found if f.rule == r.name]
+        errors = [f for f in own if f.severity == "error" and r.name not in waived]
+        if errors:
+            failures += 1
+            failure = tree.SubElement(case, "failure", message=_printable(errors[0]), type=errors[0].severity)
+            failure.text = "\n".join(map(_printable, errors))
+        rest = [f for f in own if f not in errors]
+        if rest:
+            tree.SubElement(case, "system-out").text = "\n".join(f"{f.severity}: {_printable(f)}" for f in rest)
+    suite.set("failures", str(failures))
+    tree.indent(suite)
+    return tree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _printable(finding: Finding) -> str:
+    """XML has no place for control characters, and values come from files."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in str(finding))

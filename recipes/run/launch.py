@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from recipes import params
@@ -33,10 +34,12 @@ def start(
     on_disconnect: str = "stop",
     deadline_seconds: float | None = None,
     grace_seconds: float = GRACE,
+    waived: Iterable[str] = (),
 ) -> Run:
     """Create the run directory of `composed` and start its training under a supervisor. Returns at once.
 
     on_disconnect: "stop" ends the training when this process goes away, "continue" lets it run on.
+    waived: names of preflight rules it is launched in spite of, for the record.
     grace_seconds: how long the training may take to end once asked, before it is killed.
     Raises RecipeError when the directory holds a run or cannot be written.
     """
@@ -52,6 +55,7 @@ def start(
         "on_disconnect": on_disconnect,
         "deadline_seconds": deadline_seconds,
         "grace_seconds": grace_seconds,
+        "waived": sorted(waived),
     }
     run = create(Path(composed.recipe.run_dir), composed.name, details)
     write_json(
