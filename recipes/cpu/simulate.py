@@ -25,6 +25,7 @@ UNFUSED = {
     "perform_initialization": False,
     "masked_softmax_fusion": False,
     "apply_rope_fusion": False,
+    "attention_backend": "local",
 }
 
 
@@ -109,10 +110,10 @@ def provide(told: dict):
         "moe_token_dispatcher_type": "alltoall",
         "moe_router_load_balancing_type": "none",
     }
-    wanted = mapping_string_to_attn_backend(dict(engine.get("override_transformer_config") or {}))
+    wanted = dict(engine.get("override_transformer_config") or {})
     unknown = sorted(name for name in wanted if not hasattr(provider, name))
     overrides |= {name: value for name, value in wanted.items() if name not in unknown and value is not None}
-    overrides |= UNFUSED
+    overrides |= mapping_string_to_attn_backend(dict(UNFUSED))
     # torch's RMSNorm, which stands in for the fused ones, knows nothing of sequence parallelism; shapes are the same.
     overrides["sequence_parallel"] = False
     provider.apply_overrides_and_finalize(
