@@ -24,7 +24,7 @@ SCRIPT = """
 import json, os, sys
 print(json.dumps({"argv": sys.argv, "folder": os.getcwd(), "given": os.environ.get("GIVEN"),
     "path": os.environ.get("PATH"), "ahead": "recipes.cpu.fork_server" in sys.modules, "name": __name__,
-    "group": os.getpgid(0) == os.getpid()}))
+    "group": os.getpgid(0) == os.getpid()}), flush=True)
 print("to stderr", file=sys.stderr)
 if "--wait" in sys.argv:
     sys.stdin.read()
