@@ -76,6 +76,8 @@ def figure(memory: Memory, *, theme: str = "light", title: str = "") -> Figure:
             ax.text(line, 1.62, f"device {line:.0f} GB", color=style.alarm, ha="center", va="bottom", fontsize=9)
         ax.set(xlim=(0, longest * 1.16), ylim=(-0.6, 1.6), yticks=[], xlabel="GB on the fullest device")
         ax.set_title(title or "memory", loc="left", pad=18)
+        ax.tick_params(axis="x", colors=style.muted)
+        ax.xaxis.label.set_color(style.muted)
         for side in ("top", "right", "left"):
             ax.spines[side].set_visible(False)
     return page
@@ -86,13 +88,18 @@ def save(memory: Memory, path: Path, *, theme: str = "light", title: str = "") -
 
     Raises OSError when the file cannot be written.
     """
+    return replace_file(path, encoded(memory, path.suffix.removeprefix("."), theme=theme, title=title))
+
+
+def encoded(memory: Memory, kind: str, *, theme: str = "light", title: str = "", dpi: int = 200) -> bytes:
+    """Return the figure as the bytes of a `png` or an `svg`."""
     import matplotlib
 
-    file, kind = io.BytesIO(), path.suffix.removeprefix(".")
+    file = io.BytesIO()
     metadata = {"Description": describe(memory)} | ({"Date": None, "Creator": None} if kind == "svg" else {})
     with matplotlib.rc_context(curves._rc(curves.THEMES[theme])):
-        figure(memory, theme=theme, title=title).savefig(file, format=kind, dpi=200, metadata=metadata)
-    return replace_file(path, file.getvalue())
+        figure(memory, theme=theme, title=title).savefig(file, format=kind, dpi=dpi, metadata=metadata)
+    return file.getvalue()
 
 
 def _bar(ax, row: int, found: list[tuple[str, int]], style: curves.Theme, longest: float) -> None:

@@ -137,7 +137,7 @@ def check(
     for finding in () if as_json else found:
         click.echo(f"{finding.severity}: {finding}\n    rule {finding.rule}; would have shown at: {finding.noticed}")
     if not found and not as_json:
-        click.echo(f"{len(preflight.RULES)} rules found nothing.")
+        click.echo(f"{sum(here or not rule.here for rule in preflight.RULES.values())} rules found nothing.")
     if junit is not None:
         try:
             write_text(junit, preflight.junit(found, here=here, waived=waive))

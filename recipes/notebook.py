@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes import curves, exports, live, page, params, preflight, verdict
+from recipes import bars, curves, exports, live, memory, page, params, preflight, verdict
 from recipes.command import Command, build, external_modules, training_python
 from recipes.errors import RecipeError, nearest
 from recipes.finding import Finding
@@ -115,21 +115,31 @@ def check(plan: Plan) -> Findings:
         prepare(plan.composed, python=plan.command.python)
     found = preflight.check(plan.composed, python=plan.command.python, here=here)
     preflight.refuse(found, plan.waive)
-    return Findings(tuple(found), plan.waive)
+    npu = plan.composed.recipe.hardware != "cpu"
+    bars_of = memory.estimate(preflight.subject(plan.composed)) if npu else None
+    looked = sum(here or not rule.here for rule in preflight.RULES.values())
+    return Findings(tuple(found), plan.waive, bars_of, looked)
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What preflight found, as a table."""
+    """What preflight found, as a table, and what a device will have to hold, as bars, where devices are meant."""
 
     found: tuple[Finding, ...]
     waived: tuple[str, ...] = ()
+    memory: memory.Memory | None = None
+    looked: int = 0
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         rows = [(f.severity, f.rule, str(f), f.noticed) for f in self.found]
-        summary = f"{len(preflight.RULES)} rules looked, {len(rows)} found something."
+        summary = f"{self.looked} rules looked, {len(rows)} found something."
         text = "\n".join([summary, *(f"{severity:8} {rule}: {words}" for severity, rule, words, _ in rows)])
         shown = page.table(("", "rule", "finding", "would have shown at"), rows) if rows else ""
+        if self.memory is not None:
+            title, words = "memory of the fullest device, computed", bars.describe(self.memory)
+            images = [bars.encoded(self.memory, "png", theme=t, title=title, dpi=100) for t in ("light", "dark")]
+            shown += page.picture(*images, words)
+            text += "\n" + words.replace("; ", "\n")
         return {"text/html": page.block(page.paragraph(summary), shown), "text/plain": text}
 
 

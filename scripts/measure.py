@@ -5,14 +5,17 @@ quick   start-up of `recipes --help` and of `import recipes`: medians of 11 chil
 run     one quickstart run: seconds from launch to last step, step time by stage, peak memory of all its processes
 seeds   validation reward before, during and after training for --pairs seeds (the quickstart's promise)
 ratio   the quickstart through the notebook against bare verl with the same argv and environment, in turn
+faults  the same faults given to bare verl and to `recipes check`: what each says, and after how many seconds
 fresh   a fresh clone: seconds from scripts/quickstart.sh to the curve (needs a package index)
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -83,6 +86,69 @@ def seeds(count: int, steps: int | None) -> dict:
         found[f"seed {seed}"] = " ".join(f"{value:.2f}" for value in table[name].dropna()) + f"  ({wall:.0f} s)"
         print(f"seed {seed}: {found[f'seed {seed}']}", file=sys.stderr)
     return found
+
+
+FAULTS = {
+    "layout.heads": ("cpu/qwen3", ["parallel.tensor=3", "devices=3", "batch.train=6", "batch.mini=3", "batch.micro=4"]),
+    "layout.layers": ("cpu/qwen3", ["parallel.pipeline=4", "devices=4"]),
+    "layout.experts": (
+        "cpu/qwen3_moe",
+        ["parallel.expert=3", "devices=3", "batch.train=6", "batch.mini=3", "batch.micro=4"],
+    ),
+    "batch.mini": ("cpu/qwen3", ["batch.mini=16"]),
+    "batch.mini_over_ranks": ("cpu/qwen3", ["devices=3", "batch.train=6", "batch.micro=1"]),
+    "batch.micro": ("cpu/qwen3", ["batch.micro=5", "batch.train=10"]),
+    "memory.recompute": ("cpu/qwen3", ["memory.recompute=full"]),
+    "lengths.positions": ("cpu/qwen3", ["data.max_response_length=600"]),
+    "files.data": ("cpu/qwen3", ["data.train_files=/no/such/train.parquet"]),
+    "reward.trial": ("cpu/qwen3", ["reward.name=no_such_function"]),
+}
+PATIENCE = 180  # seconds a faulty run may take to notice
+
+
+def faults() -> dict:
+    """Each fault once: seconds and words of `recipes check`, and of verl alone until it ends."""
+    print("| fault | `recipes check` | s | verl alone | s |\n|---|---|---|---|---|")
+    for rule, (name, overrides) in FAULTS.items():
+        with tempfile.TemporaryDirectory(prefix="measure-") as folder:
+            run_dir = Path(folder) / "run"
+            composed = params.compose(name, overrides, run_dir=str(run_dir))
+            notebook.prepare(params.compose(name, run_dir=str(run_dir)))
+            words = [sys.executable, "-m", "recipes.cli", "check", name, *overrides, "--json"]
+            began = time.monotonic()
+            said = subprocess.run(words, capture_output=True, text=True, check=False)
+            ours = time.monotonic() - began
+            [finding, *_] = [f for f in json.loads(said.stdout) if f["rule"] == rule]
+            run_dir.mkdir(exist_ok=True)
+            (run_dir / "attempts" / "1").mkdir(parents=True)
+            theirs, last = alone(build(composed), run_dir / "log")
+        print(f"| {' '.join(overrides)} | {finding['sentence']} | {ours:.1f} | {last} | {theirs:.0f} |", flush=True)
+    return {}
+
+
+def alone(command, log: Path) -> tuple[float, str]:
+    """Run verl by itself until it ends or PATIENCE is over; returns the seconds, and its last exception in one line."""
+    began = time.monotonic()
+    with log.open("wb") as out:
+        child = subprocess.Popen(
+            command.argv, env={**os.environ, **command.environment}, stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            code = child.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            code = None
+            for process in [*psutil.Process(child.pid).children(recursive=True), psutil.Process(child.pid)]:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            child.wait()
+    took = time.monotonic() - began
+    if code == 0:
+        return took, "nothing: it trains"
+    if code is None:
+        return took, "nothing yet"
+    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
+    found = re.findall(r"^(?:\([^)]*\) )?((?:\w+\.)*\w*(?:Error|Exception|Failed)\b.*)$", text, flags=re.MULTILINE)
+    return took, found[-1].replace("|", "/")[:160] if found else "an exit code"
 
 
 def fresh() -> dict:
@@ -157,11 +223,11 @@ def seconds(command: list[str]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("quick", "run", "seeds", "ratio", "fresh"))
+    parser.add_argument("what", choices=("quick", "run", "seeds", "ratio", "faults", "fresh"))
     parser.add_argument("--steps", type=int, help="steps of each run (default: as in the recipe)")
     parser.add_argument("--pairs", type=int, default=3, help="pairs of runs for `ratio`, seeds for `seeds`")
     given = parser.parse_args()
-    measure = {"quick": quick, "run": lambda: run(given.steps), "fresh": fresh}
+    measure = {"quick": quick, "run": lambda: run(given.steps), "fresh": fresh, "faults": faults}
     measure["ratio"] = lambda: ratio(given.pairs, given.steps)
     measure["seeds"] = lambda: seeds(given.pairs, given.steps)
     for name, value in measure[given.what]().items():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import io
 from pathlib import Path
 from typing import Any
 
+from recipes.atomic import replace_file
 from recipes.quickstart.task import Problem, problems
 
 DATA_SOURCE = "addition"
@@ -35,13 +36,10 @@ def write_parquet(table: list[dict[str, Any]], path: Path) -> None:
     """
     import pandas as pd
 
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        pd.DataFrame(table).to_parquet(partial, index=False)
-        if not path.exists() or path.read_bytes() != partial.read_bytes():
-            partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    file = io.BytesIO()
+    pd.DataFrame(table).to_parquet(file, index=False)
+    if not path.exists() or path.read_bytes() != file.getvalue():
+        replace_file(path, file.getvalue())
 
 
 def write_data(directory: Path) -> tuple[Path, Path]:

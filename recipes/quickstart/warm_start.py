@@ -84,8 +84,14 @@ class Refused(ValueError):
 
 
 def fingerprint(settings: Settings) -> dict[str, Any]:
-    """Settings and a checksum of the task's texts: equal exactly when a warm start would be made alike."""
-    texts = json.dumps([task.WORDS, task.CHAT_TEMPLATE, task.MIN_DIGITS, task.MAX_DIGITS, task.HELD_OUT_ONE_IN])
+    """Settings and a checksum of the task's texts: equal exactly when a warm start would be made alike.
+
+    How an addition is asked, worked out and answered shows in one that carries, and one that does not.
+    """
+    shown = [task.Problem(472, 8315), task.Problem(99, 7)]
+    written = [[p.question, p.held_out, p.solution(worked=True), p.solution(worked=False)] for p in shown]
+    rules = [task.WORDS, task.CHAT_TEMPLATE, task.MIN_DIGITS, task.MAX_DIGITS, task.HELD_OUT_ONE_IN]
+    texts = json.dumps([*rules, written])
     return {**asdict(settings), "task": zlib.crc32(texts.encode())}
 
 
