@@ -56,7 +56,9 @@ def of_run(run: Run) -> Exported:
 
 def exports_below(folder: Path) -> list[Path]:
     """The `huggingface` directories of the actor below a checkpoint directory, in the order of their steps."""
-    found = (*folder.glob("global_step_*/actor/huggingface"), *folder.glob("global_step_*/huggingface"))
+    # verl has put it at the step's, the actor's and the actor's model folder, by engine and release.
+    places = ("huggingface", "actor/huggingface", "actor/model/huggingface")
+    found = [path for place in places for path in folder.glob(f"global_step_*/{place}")]
 
     def step(path: Path) -> int:
         [name] = [part for part in path.parts[::-1] if part.startswith("global_step_")][:1]

@@ -153,7 +153,7 @@ def fold(
     told = dict(params.flatten(params.to_dict(recipe)))
     said = {key for key in composed.history if key in told}
     layout = _layout(recipe, facts.experts, ranks)
-    folded = {**layout, **_batch(recipe), **_shape(recipe, steps)}
+    folded = {**layout, **_batch(recipe), **_shape(recipe, steps), **_replay(recipe, facts.experts)}
     if export:
         folded |= {"checkpoint.save_freq": steps, "checkpoint.contents": recipe.checkpoint.contents or ["hf_model"]}
     kept = {key: told[key] for key in KEPT if key in said and told[key] is not None and key not in folded}
@@ -200,6 +200,14 @@ def _batch(recipe: Recipe) -> dict[str, Any]:
     return {"batch.train": MINI * updates, "batch.mini": MINI, "rollout.n": min(RESPONSES, recipe.rollout.n)}
 
 
+def _replay(recipe: Recipe, experts: int) -> dict[str, Any]:
+    """Router replay R3 as it is. Routes are packed and sequences here are padded, so they go through one at a time."""
+    if recipe.algorithm.router_replay != "R3" or not experts:
+        return {}
+    pad = "verl.actor_rollout_ref.actor.megatron.pad_bshd_to_minibatch_max"
+    return {"algorithm.router_replay": "R3", "batch.micro": 1, pad: False}
+
+
 def _shape(recipe: Recipe, steps: int) -> dict[str, Any]:
     validates = recipe.trainer.test_freq > 0
     return {
@@ -217,6 +225,8 @@ _FOLDED = {
     "devices": "a rank is a process here",
     "batch": "as many updates a step, up to two",
     "rollout.n": "a smaller group",
+    "algorithm.router_replay": "as in the recipe; the rollout here hands its routed experts back too",
+    "verl": "routes and sequences line up one sequence at a time",
     "trainer": "a few steps",
     "checkpoint": "written at the last step, if asked for",
 }
@@ -229,7 +239,7 @@ _LEFT_OUT = {
     "transformer": "fused kernels and settings of the NPU adaptor",
     "optimizer": "schedules of a long run",
     "optimizer.options": "offload and precision of an optimizer that fills a device",
-    "algorithm.router_replay": "the rollout on this processor does not hand its routed experts back",
+    "algorithm.router_replay": "only R3 is rehearsed, and only with experts",
     "fully_async": "generating and training apart needs two groups of devices",
     "mode": "generating and training apart needs two groups of devices; here they take turns",
     "data": "lengths and files of the tiny task",

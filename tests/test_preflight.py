@@ -79,6 +79,7 @@ FAULTS: dict[str, tuple[str, list[str], str, list[str]]] = {
         "Take R3",
         ["algorithm.router_replay=R3"],
     ),
+    "algorithm.router_replay_padding": (GLM, ["batch.micro=2"], "batch.micro=1", ["batch.micro=1"]),
     "algorithm.router_replay_experts": (B8, ["algorithm.router_replay=R2"], "Leave it out", []),
     "model.mtp": (B8, ["verl.actor_rollout_ref.model.mtp.enable=true"], "Leave it out", []),
     "rollout.heads": (B8, ["rollout.tensor=5", "nodes=5"], "1, 2, 4, 8, 16 or 32", ["rollout.tensor=4"]),

@@ -1,6 +1,7 @@
 """Samples responses for a batch of prompts with a KV cache; each request draws from a random stream of its own."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,11 +46,55 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """Token ids, end of sequence included, and their log-probabilities (nats) in the distribution they come from."""
+    """Token ids, end of sequence included, and their log-probabilities (nats) in the distribution they come from.
+
+    `routes`, if they were asked for: the experts each token went to, int16 [prompt + response - 1, layers, top_k]. The
+    last token is never fed to the model; a layer without experts has zeros.
+    """
 
     tokens: list[int]
     log_probs: list[float]
     finished: bool
+    routes: np.ndarray | None = None
+
+
+class Routes:
+    """Writes down the experts that each layer of a model chooses, while it is entered as a context."""
+
+    def __init__(self, model: PreTrainedModel):
+        self._blocks = {
+            place: layer.mlp
+            for place, layer in enumerate(model.model.layers)
+            if hasattr(layer.mlp, "gate") and hasattr(layer.mlp, "experts")
+        }
+        if not self._blocks:
+            raise ValueError(f"{type(model).__name__} has no layer with experts, so there are no routes to hand back.")
+        self._layers = len(model.model.layers)
+        self._chosen: dict[int, Tensor] = {}
+        self._hooks: list = []
+
+    def __enter__(self) -> "Routes":
+        for place, block in self._blocks.items():
+            self._hooks.append(block.gate.register_forward_hook(self._writer(place, block)))
+        return self
+
+    def __exit__(self, *exception) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _writer(self, place: int, block: torch.nn.Module):
+        def write(module, arguments, output) -> None:
+            # Qwen3-MoE's gate returns its choice; GLM's returns logits, and the block around it chooses.
+            self._chosen[place] = output[2] if isinstance(output, tuple) else block.route_tokens_to_experts(output)[0]
+
+        return write
+
+    def of_last_forward(self, rows: int) -> Tensor:
+        """The choices of the last forward pass, int16 [rows, tokens, layers, top_k]."""
+        width = next(iter(self._chosen.values())).shape[-1]
+        found = {place: chosen.reshape(rows, -1, width).to(torch.int16) for place, chosen in self._chosen.items()}
+        nothing = torch.zeros_like(next(iter(found.values())))
+        return torch.stack([found.get(place, nothing) for place in range(self._layers)], dim=2)
 
 
 @torch.inference_mode()
@@ -59,14 +104,27 @@ def respond(
     sampling: Sampling,
     eos_token_ids: Sequence[int],
     pad_token_id: int,
+    routes: bool = False,
 ) -> list[Response]:
-    """Answer all requests, one response each, in their order.
+    """Answer all requests, one response each, in their order; with `routes`, with the experts of each token.
 
     A request's response depends on its prompt, its seed and the sampling, and not on its neighbours (up to the rounding
     of the model's matrix products, which may differ in the last bit between batch sizes).
     """
     if not requests:
         return []
+    with Routes(model) if routes else nullcontext() as recorded:
+        return _respond(model, requests, sampling, eos_token_ids, pad_token_id, recorded)
+
+
+def _respond(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    eos_token_ids: Sequence[int],
+    pad_token_id: int,
+    recorded: Routes | None,
+) -> list[Response]:
     input_ids, attention_mask = _pad_left([request.prompt for request in requests], pad_token_id)
     uniform = torch.stack([_uniform(request.seed, sampling.max_new_tokens) for request in requests])  # [rows, steps]
     eos = torch.tensor(list(eos_token_ids))
@@ -76,6 +134,7 @@ def respond(
     rows = torch.arange(len(requests))  # row of the answer that each row of the running batch fills
     alive = torch.ones(len(requests), dtype=torch.bool)  # of the running batch
     position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+    chosen: list[list[Tensor]] = [[] for _ in requests]
     cache = DynamicCache(config=model.config)
     _forget_keys_of_indexers(model)
     for step in range(sampling.max_new_tokens):
@@ -87,6 +146,12 @@ def respond(
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
+        if recorded is not None:
+            passed = recorded.of_last_forward(len(rows))
+            for place, row in enumerate(rows.tolist()):
+                if alive[place]:
+                    fed = attention_mask[place, -passed.shape[1] :].bool()
+                    chosen[row].append(passed[place][fed])
         drawn, drawn_log_probs = _draw(logits.float(), uniform[rows, step], sampling)
         writing = rows[alive]
         tokens[writing, step] = drawn[alive]
@@ -108,9 +173,14 @@ def respond(
     lengths = (tokens >= 0).sum(-1).tolist()
     finished = torch.isin(tokens, eos).any(-1).tolist()
     return [
-        Response(row_tokens[:length], row_log_probs[:length], row_finished)
-        for row_tokens, row_log_probs, length, row_finished in zip(
-            tokens.tolist(), log_probs.tolist(), lengths, finished, strict=True
+        Response(
+            row_tokens[:length],
+            row_log_probs[:length],
+            row_finished,
+            torch.cat(row_chosen).numpy() if row_chosen else None,
+        )
+        for row_tokens, row_log_probs, length, row_finished, row_chosen in zip(
+            tokens.tolist(), log_probs.tolist(), lengths, finished, chosen, strict=True
         )
     ]
 

@@ -12,12 +12,20 @@ AroundImport = Callable[[], AbstractContextManager]
 
 _after: dict[str, list[AfterImport]] = {}
 _around: dict[str, list[AroundImport]] = {}
+_registered: set[tuple[str, AfterImport]] = set()
 
 
 def after(name: str) -> Callable[[AfterImport], AfterImport]:
-    """Decorator: call the function with module `name` once it is imported; at once if it already is."""
+    """Decorator: call the function with module `name` once it is imported; at once if it already is.
+
+    The same function is registered once only: two parts of a process may both need a patch, and a patch of a patch is
+    another one (a rollout server forked from a process that had patched GLM's rotary embedding once rotated it twice).
+    """
 
     def register(function: AfterImport) -> AfterImport:
+        if (name, function) in _registered:
+            return function
+        _registered.add((name, function))
         if name in sys.modules:
             function(sys.modules[name])
         else:

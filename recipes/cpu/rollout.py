@@ -67,7 +67,12 @@ class Replica(RolloutReplica):
         server = (
             ray.remote(Server)
             .options(num_cpus=0, name=server_name(self.replica_rank), max_concurrency=self.max_concurrency)
-            .remote(self.model_config.path, self.config.response_length, self.config.dtype)
+            .remote(
+                self.model_config.path,
+                self.config.response_length,
+                self.config.dtype,
+                bool(self.config.enable_rollout_routing_replay),
+            )
         )
         self.servers = [server]
         self._server_handle = server

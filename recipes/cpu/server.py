@@ -75,7 +75,7 @@ class TokenOutput:
     extra_fields: dict[str, Any] = field(default_factory=dict)
     stop_reason: str = "completed"
     num_preempted: int = 0
-    routed_experts: None = None
+    routed_experts: Any = None
 
 
 class Weights:
@@ -121,12 +121,13 @@ Waiting = tuple[Sampling, Request, asyncio.Future[Response]]
 class Server:
     """Ray actor that answers the requests of one replica; requests that come together share a batch."""
 
-    def __init__(self, model_dir: str, response_length: int, dtype: str):
+    def __init__(self, model_dir: str, response_length: int, dtype: str, routes: bool = False):
         hf_glm.install()
         disable_progress_bar()  # of every weight sync
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         self._weights = Weights(model_dir, getattr(torch, dtype))
         self._response_length = response_length
+        self._routes = routes  # hand back the experts each token went to (router replay R3)
         self._eos_token_ids = _eos_token_ids(model_dir)
         self._weights_of_step: int | None = None
         self._waiting: list[Waiting] = []
@@ -167,6 +168,7 @@ class Server:
         return TokenOutput(
             token_ids=response.tokens,
             log_probs=response.log_probs if sampling_params.get("logprobs") else None,
+            routed_experts=response.routes,
             extra_fields={"global_steps": self._weights_of_step},
         )
 
@@ -178,7 +180,7 @@ class Server:
                 batch = self._take_batch()
                 requests = [request for _, request, _ in batch]
                 model, eos = self._weights.model, self._eos_token_ids
-                responses = await asyncio.to_thread(respond, model, requests, batch[0][0], eos, eos[0])
+                responses = await asyncio.to_thread(respond, model, requests, batch[0][0], eos, eos[0], self._routes)
             except Exception as error:  # noqa: BLE001  each request raises it in its own agent loop
                 self._waiting = [waiting for waiting in self._waiting if waiting not in batch]
                 for _, _, answer in batch:

@@ -188,6 +188,24 @@ def replay_needs_the_old_log_probs(s: Subject):
         )
 
 
+@rule("algorithm.router_replay_padding", noticed=FIRST_STEP, source="verl 0.9.1, set_router_replay_data")
+def replayed_routes_line_up(s: Subject):
+    """verl packs the routes of a micro batch; padded sequences then line up with them only one at a time, unpadded."""
+    said, b = dict(verbatim(s)), s.recipe.batch
+    padded = s.recipe.model.remove_padding is False
+    padded |= str(said.get("actor_rollout_ref.model.use_remove_padding")).lower() == "false"
+    if s.recipe.algorithm.router_replay not in ("R2", "R3") or not s.model.experts or not padded:
+        return
+    key = "actor_rollout_ref.actor.megatron.pad_bshd_to_minibatch_max"
+    alone = b.micro == 1 and not b.dynamic and (b.log_prob_micro or 1) == 1
+    if not alone or str(said.get(key)).lower() != "false":
+        yield (
+            {"algorithm.router_replay": s.recipe.algorithm.router_replay, "batch.micro": b.micro, key: said.get(key)},
+            "routes are packed and these sequences are padded, so the two do not line up.",
+            f"Set batch.micro=1 and verl.{key}=false, or pack the sequences (model.remove_padding=true).",
+        )
+
+
 @rule("algorithm.router_replay_experts", severity="warning", noticed="never", source="verl 0.9.1, RouterReplay")
 def replay_needs_a_router(s: Subject):
     replay = s.recipe.algorithm.router_replay

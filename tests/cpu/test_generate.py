@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from recipes.cpu.generate import Request, Sampling, respond
+from recipes.cpu.generate import Request, Routes, Sampling, respond
 
 EOS, PAD = [1], 1
 PROMPTS = [(2, 11, 14, 17), (2, 30), (40, 41, 42, 43, 44, 45, 46), (9,), (2, 11, 14, 17)]
@@ -139,3 +139,27 @@ def test_an_empty_prompt_is_refused(qwen3):
 
 def test_no_requests_no_responses(qwen3):
     assert answer(qwen3, []) == []
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "glm5_2"])
+def test_routes_are_the_experts_of_a_whole_forward_pass(name, tiny):
+    """Also for rows that were padded, and after others had finished and left the batch."""
+    model = AutoModelForCausalLM.from_pretrained(tiny(name), dtype=torch.float32, attn_implementation="eager").eval()
+    responses = respond(model, REQUESTS, SAMPLING, EOS, PAD, routes=True)
+    plain = respond(model, REQUESTS, SAMPLING, EOS, PAD)
+    for request, response, without in zip(REQUESTS, responses, plain, strict=True):
+        assert response.tokens == without.tokens
+        assert without.routes is None
+        fed = [*request.prompt, *response.tokens][:-1]
+        with Routes(model) as recorded, torch.inference_mode():
+            model(input_ids=torch.tensor([fed]))
+            whole = recorded.of_last_forward(1)[0]
+        assert response.routes.shape == (len(fed), model.config.num_hidden_layers, model.config.num_experts_per_tok)
+        assert response.routes.dtype == "int16"
+        assert torch.equal(torch.from_numpy(response.routes).sort(-1).values, whole.sort(-1).values)
+    assert len({tuple(row) for row in responses[0].routes[:, -1].tolist()}) > 1  # tokens do go to different experts
+
+
+def test_a_model_without_experts_has_no_routes(qwen3):
+    with pytest.raises(ValueError, match="no layer with experts"):
+        respond(qwen3, REQUESTS, SAMPLING, EOS, PAD, routes=True)

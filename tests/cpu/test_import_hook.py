@@ -78,3 +78,17 @@ def test_what_an_after_function_raises_fails_the_import(module):
     with pytest.raises(LookupError, match="not as it was"):
         importlib.import_module(name)
     assert name not in sys.modules
+
+
+def test_a_function_registered_twice_runs_once(module):
+    """A rollout server is forked from a process that has registered the same patches."""
+    name = module("told = []")
+
+    def tell(loaded):
+        loaded.told.append("once")
+
+    for _ in range(2):
+        import_hook.after(name)(tell)
+    assert importlib.import_module(name).told == ["once"]
+    import_hook.after(name)(tell)
+    assert sys.modules[name].told == ["once"]
