@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -71,14 +70,13 @@ def test_glm_5_2_on_512_and_on_8192_devices():
     """Every stage is what the formula says to the parameter, and all stages are what is published."""
     seconds = {}
     for nodes in (32, 512):
-        start = time.monotonic()
         found = simulate.simulate(params.compose("glm5_2/grpo_a3_512", [f"nodes={nodes}"]))
-        seconds[nodes] = time.monotonic() - start
+        seconds[nodes] = found.seconds
         assert found.passed
         assert found.total - found.shared_indexers == found.expected == 743_377_000_704
         assert [b.layers for b in found.built] == [10, 12, 8, 8, 12, 12, 12, 4]
         assert "simulate.formula" not in {f.rule for f in found.findings}
-    assert seconds[512] < 1.5 * seconds[32], seconds  # the goal is 1.2; a shared processor is no clock
+    assert seconds[512] < 1.4 * seconds[32], seconds  # 1.2 on an idle machine
 
 
 @pytest.mark.slow

@@ -8,9 +8,11 @@ The buffers are those of Megatron's own DistributedDataParallel, padding include
 DistributedOptimizer maps to this rank. Takes the process over: environment, process group, patches.
 """
 
+import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,18 +34,20 @@ UNFUSED = {
 def simulate(told: dict) -> dict:
     """Build every stage. `told` is what `recipes.simulate.request` makes of a recipe.
 
-    Returns {"stages": [...], "unknown": [...], "refused": {...} or None}. A stage: `stage`, `rank`, `layers`; elements:
-    `parameters`, `expert_parameters`, `whole` (of all ranks that share the stage); bytes: `weights`, `gradients`,
-    `optimizer`. `unknown` are transformer settings this Megatron-Core does not have. `refused`: {"at", "why"}.
+    Returns {"stages": [...], "unknown": [...], "refused": {...} or None, "seconds": processor time of building}. A
+    stage: `stage`, `rank`, `layers`; elements: `parameters`, `expert_parameters`, `whole` (of all ranks that share the
+    stage); bytes: `weights`, `gradients`, `optimizer`. `unknown` are transformer settings this Megatron-Core does not
+    have. `refused`: {"at", "why"}.
     """
     _environment()
     import torch
     import verl  # noqa: F401  imports the CPU target, which must come before Megatron
 
     torch.cuda.current_device = lambda: torch.device("meta")
-    answer: dict = {"stages": [], "unknown": [], "refused": None}
+    answer: dict = {"stages": [], "unknown": [], "refused": None, "seconds": 0.0}
     engine, world = told["engine"], told["world"]
     pipeline = engine["pipeline_model_parallel_size"]
+    began = time.process_time()
     for stage in range(pipeline):
         try:
             with rank_of(stage * (world // pipeline), world, engine):
@@ -53,6 +57,7 @@ def simulate(told: dict) -> dict:
             said = str(fault).strip().splitlines() or [f"an {type(fault).__name__} without a word"]
             answer["refused"] = {"at": f"stage {stage}", "why": said[0], "kind": type(fault).__name__}
             break
+    answer["seconds"] = time.process_time() - began
     return answer
 
 
@@ -68,7 +73,16 @@ def rank_of(rank: int, world: int, engine: dict) -> Iterator[None]:
     from megatron.core import parallel_state, tensor_parallel
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    def only_our_groups(ranks=None, *arguments, **options):
+        # A group of others is nothing to us, in a real world too; making thousands of them takes most of the time.
+        if ranks is not None and rank not in ranks:
+            return dist.GroupMember.NON_GROUP_MEMBER
+        return known(ranks, *arguments, **options)
+
+    known = dist.new_group
+    _remember_rank_groups(parallel_state)
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    dist.new_group = only_our_groups
     try:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=engine["tensor_model_parallel_size"],
@@ -82,8 +96,28 @@ def rank_of(rank: int, world: int, engine: dict) -> Iterator[None]:
         tensor_parallel.model_parallel_cuda_manual_seed(1)
         yield
     finally:
+        dist.new_group = known
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
+
+
+def _remember_rank_groups(parallel_state) -> None:
+    """generate_masked_orthogonal_rank_groups (megatron.core.parallel_state) lists the ranks of every group of a kind,
+    in pure Python, for each stage anew; it depends on its arguments alone.
+    """
+    known = parallel_state.generate_masked_orthogonal_rank_groups
+    if hasattr(known, "cache_info"):
+        return
+
+    @functools.cache
+    def remembered(world_size: int, parallel_size: tuple, mask: tuple) -> list:
+        return known(world_size, list(parallel_size), list(mask))
+
+    def groups(world_size: int, parallel_size: list, mask: list) -> list:
+        return [list(ranks) for ranks in remembered(world_size, tuple(parallel_size), tuple(mask))]
+
+    groups.cache_info = remembered.cache_info
+    parallel_state.generate_masked_orthogonal_rank_groups = groups
 
 
 def provide(told: dict):

@@ -175,6 +175,7 @@ def last_exception(log: Path, window: int = 256_000) -> str:
         file.seek(max(0, log.stat().st_size - window))
         text = file.read().decode("utf-8", errors="replace")
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    text = re.sub(r" \[repeated \d+x across cluster\][^\n]*", "", text)  # Ray's count of lines it left out
     found = re.findall(
         r"^(?:\([^)\n]*\)\s*)?\s*((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b(?::[^\n]*)?)$", text, re.M
     )
