@@ -61,7 +61,7 @@ def test_glm_trains_and_exports_all_but_its_mtp_layer(train):
 
 
 def test_strict_export_of_glm_loses_its_weights_and_the_verdict_says_so(train):
-    """verl exits 0 all the same: one of the two shards holds the MTP layer that was not trained, and is dropped whole."""
+    """verl exits 0 all the same: the shard with the MTP layer, which was not trained, is dropped whole."""
     run = train("cpu/glm5_2", *EXPORTING, "checkpoint.strict=true")
     check(run, steps=1)
     [export] = judgements(run, "EXPORT")
