@@ -13,7 +13,7 @@ from recipes.errors import RecipeError
 # What a command needs is imported inside it, so that --help answers at once.
 
 
-@click.command("layouts", epilog="Overrides are key=value, such as optimizer.lr=1e-6 or memory.recompute=full.")
+@click.command("layouts", epilog="Overrides are key=value, such as optimizer.lr=1e-6 or batch.micro=1.")
 @click.argument("name")
 @click.argument("overrides", nargs=-1)
 @click.option("--nodes", type=int, help="Nodes that train (default: the recipe's).")
@@ -61,7 +61,7 @@ def layouts_command(
     click.echo(f"written: {output}; see also: recipes check --anywhere {output}", err=True)
 
 
-@click.command("simulate", epilog="Overrides are key=value, such as tensor_parallel=8 or memory.recompute=full.")
+@click.command("simulate", epilog="Overrides are key=value, such as tensor_parallel=8 or batch.micro=1.")
 @click.argument("name")
 @click.argument("overrides", nargs=-1)
 @click.option("--figure", type=click.Path(path_type=Path), help="Draw both memory bars into this PNG or SVG file.")

@@ -267,7 +267,8 @@ def test_the_command_takes_a_file_and_names_it_relative_to_what_it_writes(tmp_pa
 
 def test_overrides_of_the_command_are_in_what_it_writes(tmp_path):
     written = tmp_path / "mine.yaml"
-    done = run("layouts", "qwen3/grpo_0_6b_vllm_a2", "memory.recompute=full", "optimizer.lr=2e-6", "-o", written)
+    whole = ("memory.recompute=full", "memory.recompute_method=uniform", "memory.recompute_layers=1")
+    done = run("layouts", "qwen3/grpo_0_6b_vllm_a2", *whole, "optimizer.lr=2e-6", "-o", written)
     assert done.exit_code == 0, done.output
     recipe = params.compose(str(written)).recipe
     assert (recipe.memory.recompute, recipe.optimizer.lr, recipe.parallel.tensor) == ("full", 2e-6, 1)
