@@ -86,7 +86,7 @@ def _composes(composed: params.Composed, python: str) -> list[Item]:
 
 def _checked(composed: params.Composed, python: str) -> Item:
     found = preflight.check(composed, python=python, here=False)
-    rules = [r for r in preflight.RULES.values() if not r.here]
+    rules = preflight.looking(here=False)
     errors = [str(f) for f in found if f.severity == "error"]
     said = f"{len(rules)} rules, {len(found)} findings" + (f", such as {errors[0]}" if errors else "")
     return Item("failed" if errors else "verified", "preflight", said)

@@ -15,9 +15,9 @@ import click
 from recipes import __version__
 from recipes.cli_node import doctor
 from recipes.cli_plan import layouts_command, simulate_command
-from recipes.cli_stack import stack
-from recipes.cli_tools import card_command, check_export, data_commands, migrate_command
-from recipes.errors import RecipeError
+from recipes.cli_stack import print_or_write, stack
+from recipes.cli_tools import card_command, check_export, data_commands, migrate_command, python_option
+from recipes.errors import RecipeError, writing
 
 # What a command needs is imported inside it, so that --help answers at once.
 
@@ -44,15 +44,6 @@ def main() -> None:
     A first run on this machine, no accelerator:
         recipes run quickstart/grpo
     """
-
-
-def python_option(function: Any) -> Any:
-    return click.option(
-        "--python",
-        envvar="RECIPES_PYTHON",
-        default=None,
-        help="Interpreter that trains, if not this one (RECIPES_PYTHON).",
-    )(function)
 
 
 @main.command("list")
@@ -137,12 +128,10 @@ def check(
     for finding in () if as_json else found:
         click.echo(f"{finding.severity}: {finding}\n    rule {finding.rule}; would have shown at: {finding.noticed}")
     if not found and not as_json:
-        click.echo(f"{sum(here or not rule.here for rule in preflight.RULES.values())} rules found nothing.")
+        click.echo(f"{len(preflight.looking(here=here))} rules found nothing.")
     if junit is not None:
-        try:
+        with writing("--junit", junit):
             write_text(junit, preflight.junit(found, here=here, waived=waive))
-        except OSError as fault:
-            raise RecipeError(f"--junit {junit} cannot be written: {fault.strerror}.") from fault
     preflight.refuse([], waive)  # a waiver of a rule that is not there is a mistake
     sys.exit(1 if any(f.severity == "error" and f.rule not in waive for f in found) else 0)
 
@@ -249,7 +238,7 @@ def rehearse(
     judgements = notebook.judge(started.path).verdict.judgements
     counted = [j for j in judgements if j.rule in rehearsal.COUNTS]
     for j in counted:
-        click.echo(f"{j.outcome:5} {j.rule}: {j.sentence}")
+        click.echo(str(j))
     sys.exit(1 if any(j.outcome == "fail" for j in counted) else 0)
 
 
@@ -342,22 +331,12 @@ def export(
     from recipes import params
     from recipes.command import training_python
     from recipes.export import file_name, script
-    from recipes.run.directory import write_text
 
     if (name is None) == (folder is None):
         raise RecipeError("export takes the name of one recipe, or --all FOLDER.")
     targets = {name: output} if name else {each: folder / file_name(each) for each in params.names()}
     for each, target in targets.items():
-        text = script(each, overrides, python=python or training_python())
-        if target is None:
-            click.echo(text, nl=False)
-            continue
-        try:
-            write_text(target, text)
-            target.chmod(0o755)
-        except OSError as fault:
-            raise RecipeError(f"--output {target} cannot be written: {fault.strerror}.") from fault
-        click.echo(str(target))
+        print_or_write(script(each, overrides, python=python or training_python()), target, executable=True)
 
 
 @main.command(epilog=OVERRIDES)

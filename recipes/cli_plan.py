@@ -1,4 +1,4 @@
-"""Planning a run: `layouts`. A thin face, as in recipes.cli, which mounts it."""
+"""Planning a run: `layouts` and `simulate`. A thin face, as in recipes.cli, which mounts it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from recipes.errors import RecipeError
+from recipes.errors import RecipeError, writing
 
 # What a command needs is imported inside it, so that --help answers at once.
 
@@ -54,10 +54,8 @@ def layouts_command(
         return
     if output.suffix not in (".yaml", ".yml"):
         raise RecipeError(f"--output {output}: a recipe is a YAML file; give it a name that ends in .yaml.")
-    try:
+    with writing("--output", output):
         write_text(output, layouts.recipe_text(found, found.layouts[0], layouts.base_name(composed, output)))
-    except OSError as fault:
-        raise RecipeError(f"--output {output} cannot be written: {fault.strerror}.") from fault
     click.echo(f"written: {output}; see also: recipes check --anywhere {output}", err=True)
 
 
@@ -83,9 +81,7 @@ def simulate_command(
     found = simulate.simulate(params.compose(name, overrides), **({"python": python} if python else {}))
     click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else simulate.describe(found))
     if figure is not None:
-        try:
+        with writing("--figure", figure):
             bars.save(found.memory, figure, title=f"{found.recipe} on {found.world} devices")
-        except OSError as fault:
-            raise RecipeError(f"--figure {figure} cannot be written: {fault.strerror}.") from fault
         click.echo(f"written: {figure}", err=True)
     sys.exit(0 if found.passed else 1)

@@ -177,7 +177,7 @@ def install(name: str, hardware: str, needs: tuple[str, ...], output: Path | Non
     from recipes import stack as stacks
     from recipes.stack import plan, shell
 
-    _write(shell.script(plan.make(stacks.load(name), hardware, needs=needs)), output, executable=True)
+    print_or_write(shell.script(plan.make(stacks.load(name), hardware, needs=needs)), output, executable=True)
 
 
 @stack.command()
@@ -191,7 +191,9 @@ def dockerfile(name: str, hardware: str, needs: tuple[str, ...], output: Path | 
     from recipes.stack import dockerfile as dockerfiles
     from recipes.stack import plan
 
-    _write(dockerfiles.dockerfile(plan.make(stacks.load(name), hardware, needs=needs)), output, executable=False)
+    print_or_write(
+        dockerfiles.dockerfile(plan.make(stacks.load(name), hardware, needs=needs)), output, executable=False
+    )
 
 
 @stack.command()
@@ -240,16 +242,15 @@ def _table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> N
     Console(markup=False, highlight=False, width=400).print(drawn, crop=False, soft_wrap=True)
 
 
-def _write(text: str, output: Path | None, *, executable: bool) -> None:
-    from recipes.errors import RecipeError
+def print_or_write(text: str, output: Path | None, *, executable: bool) -> None:
+    """Print `text`, or write it to `output` and say where. Raises RecipeError when that cannot be written."""
+    from recipes.errors import writing
     from recipes.run.directory import write_text
 
     if output is None:
         click.echo(text, nl=False)
         return
-    try:
+    with writing("--output", output):
         write_text(output, text)
         output.chmod(0o755 if executable else 0o644)
-    except OSError as fault:
-        raise RecipeError(f"--output {output} cannot be written: {fault.strerror}.") from fault
     click.echo(str(output))

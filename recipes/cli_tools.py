@@ -10,9 +10,18 @@ from typing import Any
 
 import click
 
-from recipes.errors import RecipeError
+from recipes.errors import RecipeError, writing
 
 # What a command needs is imported inside it, so that --help answers at once.
+
+
+def python_option(function: Any) -> Any:
+    return click.option(
+        "--python",
+        envvar="RECIPES_PYTHON",
+        default=None,
+        help="Interpreter that trains, if not this one (RECIPES_PYTHON).",
+    )(function)
 
 
 @click.command("check-export")
@@ -35,7 +44,7 @@ def check_export(source: Path, export: Path, as_json: bool) -> None:
 @click.command("card")
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.option("--python", envvar="RECIPES_PYTHON", default=None, help="Interpreter that trains (RECIPES_PYTHON).")
+@python_option
 def card_command(name: str, as_json: bool, python: str | None) -> None:
     """Show the verification card of a recipe: what was verified, how, at which versions, and what never was.
 
@@ -47,15 +56,6 @@ def card_command(name: str, as_json: bool, python: str | None) -> None:
     found = card.card(name, python=python or training_python())
     click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.text())
     sys.exit(0 if found.passed else 1)
-
-
-def python_option(function: Any) -> Any:
-    return click.option(
-        "--python",
-        envvar="RECIPES_PYTHON",
-        default=None,
-        help="Interpreter that trains, if not this one (RECIPES_PYTHON).",
-    )(function)
 
 
 @click.group("data")
@@ -202,10 +202,8 @@ def migrate_command(
         launch, stack, python=python, variables=variables, hardware=hardware, model=model, base=base, line=line
     )
     if output is not None:
-        try:
+        with writing("--output", output):
             write_text(output, found.recipe)
-        except OSError as fault:
-            raise RecipeError(f"--output {output} cannot be written: {fault.strerror}.") from fault
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
     else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class RecipeError(ValueError):
@@ -18,3 +20,12 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
     """Return `"; did you mean a, b?"` for the known names closest to `name`, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=limit, cutoff=0.6)
     return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+@contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """Turn an OSError inside into the sentence that `path`, which `option` named, cannot be written."""
+    try:
+        yield
+    except OSError as fault:
+        raise RecipeError(f"{option} {path} cannot be written: {fault.strerror}.") from fault

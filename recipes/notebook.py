@@ -117,8 +117,7 @@ def check(plan: Plan) -> Findings:
     preflight.refuse(found, plan.waive)
     npu = plan.composed.recipe.hardware != "cpu"
     bars_of = memory.estimate(preflight.subject(plan.composed)) if npu else None
-    looked = sum(here or not rule.here for rule in preflight.RULES.values())
-    return Findings(tuple(found), plan.waive, bars_of, looked)
+    return Findings(tuple(found), plan.waive, bars_of, len(preflight.looking(here=here)))
 
 
 @dataclass(frozen=True)
@@ -220,8 +219,7 @@ class Judged:
         return "The run may be believed." if self.verdict.passed else "The run may not be believed."
 
     def text(self) -> str:
-        found = self.verdict.judgements
-        return "\n".join([self.summary, *(f"{j.outcome:5} {j.rule}: {j.sentence}" for j in found)])
+        return "\n".join([self.summary, *map(str, self.verdict.judgements)])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         rows = [(j.outcome, j.rule, j.sentence, "" if j.step is None else j.step) for j in self.verdict.judgements]

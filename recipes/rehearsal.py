@@ -162,7 +162,7 @@ def fold(
     now = dict(params.flatten(params.to_dict(rehearsed.recipe)))
     groups: dict[str, list[Change]] = {"kept": [], "folded": [], "replaced": [], "left_out": []}
     for key in sorted(said - {"recipe", "title", "notes", "run_dir", "work"}):
-        reason = next((why for prefix, why in REPLACED.items() if key == prefix or key.startswith(f"{prefix}.")), "")
+        reason = _first(REPLACED, key)
         if key in kept:
             groups["kept"].append(Change(key, told[key], now.get(key), ""))
         elif key in folded:

@@ -157,10 +157,7 @@ def simulate(composed: params.Composed, *, python: str = sys.executable) -> Simu
     answer = _ask(told, python)
     built = tuple(Built(**{key: each[key] for key in Built.__dataclass_fields__}) for each in answer["stages"])
     estimate = memory.estimate(subject)
-    without = sum(
-        not index for layers in memory.rank_layers(subject.model, subject.recipe.parallel) for _, index in layers
-    )
-    shared = _shared_indexers(subject.model) * without
+    shared = _indexer(subject.model) * sum(_without_index(subject))
     total = sum(b.whole for b in built)
     expected = models.parameters(subject.model).total
     findings = tuple(_findings(subject, answer, built, estimate, total, shared, expected))
@@ -202,7 +199,13 @@ def _ask(told: dict[str, Any], python: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def _shared_indexers(model: ModelFacts) -> int:
+def _without_index(subject: Subject) -> list[int]:
+    """For each stage, how many of its layers use another layer's index."""
+    ranks = memory.rank_layers(subject.model, subject.recipe.parallel)
+    return [sum(not index for _, index in layers) for layers in ranks]
+
+
+def _indexer(model: ModelFacts) -> int:
     """Elements of one indexer, which Megatron-Bridge 0.5 builds also in layers that use another layer's index."""
     if not model.index_heads:
         return 0
@@ -217,9 +220,8 @@ def formula(subject: Subject) -> list[tuple[int, int]]:
     parallel ranks (Megatron's own ColumnParallelLinear, in place of TransformerEngine's duplicated one), and every
     layer has an indexer of its own.
     """
-    p, one = subject.recipe.parallel, _shared_indexers(subject.model)
-    sizes = memory.stage_parameters(subject.model, p, latent_sharded=True)
-    without = [sum(not index for _, index in layers) for layers in memory.rank_layers(subject.model, p)]
+    one, without = _indexer(subject.model), _without_index(subject)
+    sizes = memory.stage_parameters(subject.model, subject.recipe.parallel, latent_sharded=True)
     return [(dense + one * count, expert) for (dense, expert), count in zip(sizes, without, strict=True)]
 
 

@@ -41,6 +41,9 @@ class Judgement:
     step: int | None = None
     source: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.outcome:5} {self.rule}: {self.sentence}"
+
 
 @dataclass(frozen=True)
 class Verdict:

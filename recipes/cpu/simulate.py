@@ -35,7 +35,7 @@ def simulate(told: dict) -> dict:
     """Build every stage. `told` is what `recipes.simulate.request` makes of a recipe.
 
     Returns {"stages": [...], "unknown": [...], "refused": {...} or None, "seconds": processor time of building}. A
-    stage: `stage`, `rank`, `layers`; elements: `parameters`, `expert_parameters`, `whole` (of all ranks that share the
+    stage: `stage`, `layers`; elements: `parameters`, `expert_parameters`, `whole` (of all ranks that share the
     stage); bytes: `weights`, `gradients`, `optimizer`. `unknown` are transformer settings this Megatron-Core does not
     have. `refused`: {"at", "why"}.
     """
@@ -138,7 +138,6 @@ def provide(told: dict):
     names += ("expert_model_parallel_size", "expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size")
     overrides = {name: engine.get(name) for name in names}
     overrides |= {
-        "sequence_parallel": bool(engine.get("sequence_parallel")) and engine["tensor_model_parallel_size"] > 1,
         "batch_p2p_comm": False,
         "variable_seq_lengths": True,
         "moe_token_dispatcher_type": "alltoall",
@@ -169,12 +168,11 @@ def distributed(provider, told: dict):
     """The model of this rank in Megatron's DistributedDataParallel, as verl's make_megatron_module wraps it."""
     from megatron.bridge.training.utils.config_utils import create_ddp_config
 
-    wanted = dict(told["ddp"])
     ddp = create_ddp_config(
         wrap_with_ddp=True,
         use_distributed_optimizer=told["engine"]["use_distributed_optimizer"],
         use_megatron_fsdp=False,
-        overrides=wanted,
+        overrides=dict(told["ddp"]),
     )
     return provider.provide_distributed_model(
         wrap_with_ddp=True, ddp_config=ddp, fp16=provider.fp16, bf16=provider.bf16, use_megatron_fsdp=False
@@ -204,7 +202,7 @@ def account(chunks: list, told: dict) -> dict:
             found["weights"] += weights or sum(p.numel() * p.element_size() for p in buffer.params)
             found["gradients"] += buffer.grad_data.nbytes
             found["optimizer"] += _shard(DistributedOptimizer, buffer, told) * told["state_bytes"]
-    return found | {"rank": parallel_state.get_global_rank() if hasattr(parallel_state, "get_global_rank") else None}
+    return found
 
 
 def _shard(optimizer: type, buffer, told: dict) -> int:

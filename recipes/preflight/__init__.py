@@ -12,6 +12,6 @@ from recipes.preflight import (  # noqa: F401  (importing them registers their r
     software,
     training,
 )
-from recipes.preflight.rules import RULES, Subject, check, junit, refuse, subject
+from recipes.preflight.rules import RULES, Subject, check, junit, looking, refuse, subject
 
-__all__ = ["RULES", "Subject", "check", "junit", "refuse", "subject"]
+__all__ = ["RULES", "Subject", "check", "junit", "looking", "refuse", "subject"]

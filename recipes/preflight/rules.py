@@ -86,6 +86,11 @@ def subject(composed: Composed, python: str = sys.executable) -> Subject:
     return Subject(composed, recipe, model_facts(recipe.model.name), hardware_facts(recipe.hardware), python)
 
 
+def looking(*, here: bool) -> list[Rule]:
+    """Return the rules that look: all of them, or without those on this machine's files and packages."""
+    return [r for r in RULES.values() if here or not r.here]
+
+
 def check(composed: Composed, *, python: str = sys.executable, here: bool = True) -> list[Finding]:
     """Return all findings of a composed recipe, errors first. `here=False` leaves this machine out of it."""
     looked_at = subject(composed, python)
@@ -93,8 +98,7 @@ def check(composed: Composed, *, python: str = sys.executable, here: bool = True
         item
         if isinstance(item, Finding)
         else Finding(r.name, r.severity, dict(item[0]), *item[1:], r.noticed, r.source)
-        for r in RULES.values()
-        if here or not r.here
+        for r in looking(here=here)
         for item in r.function(looked_at)
     ]
     return sorted(found, key=lambda f: ("error", "warning", "info").index(f.severity))
@@ -122,7 +126,7 @@ def junit(findings: Iterable[Finding], *, here: bool, waived: Iterable[str] = ()
     import xml.etree.ElementTree as tree
 
     found, waived = list(findings), set(waived)
-    rules = [r for r in RULES.values() if here or not r.here]
+    rules = looking(here=here)
     suite = tree.Element("testsuite", name="preflight", tests=str(len(rules)))
     failures = 0
     for r in rules:
