@@ -249,6 +249,9 @@ _LEFT_OUT = {
     "trainer": "names, loggers and schedules of a long run",
     "verl": "keys of the devices' own code",
     "extra_args": "given for the devices' own code",
+    "launch": "a rehearsal runs on this machine",
+    "ray_address": "a rehearsal runs on this machine",
+    "supervision": "times that fit the full size",
 }
 
 

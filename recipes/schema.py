@@ -234,6 +234,25 @@ class Trainer:
 
 
 @dataclass
+class Supervision:
+    """How a run is watched over. None of it reaches verl."""
+
+    on_disconnect: str = item(
+        "stop",
+        "when the notebook, papermill or shell that launched it goes away: end the training, or let it go on",
+        choices=("stop", "continue"),
+    )
+    hang_factor: float = item(
+        10.0, "no step for so many times the median step: the run is taken to hang, its stacks are saved", minimum=1
+    )
+    hang_minutes: float = item(10.0, "but not before so many minutes without a step", minimum=0)
+    startup_minutes: Optional[float] = item(
+        120.0, "no first step after so many minutes: it is taken to hang; null: wait for ever", minimum=0
+    )
+    on_hang: str = item("alarm", "what a hang does: say so and go on, or end the run", choices=("alarm", "stop"))
+
+
+@dataclass
 class Recipe:
     """Everything that decides one training run."""
 
@@ -262,6 +281,16 @@ class Recipe:
     reward: Reward = field(default_factory=Reward)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     trainer: Trainer = field(default_factory=Trainer)
+    launch: str = item(
+        "local",
+        "where the training starts: on this machine, or as a job of an existing Ray cluster",
+        choices=("local", "ray"),
+    )
+    ray_address: Optional[str] = item(
+        None,
+        "dashboard of that cluster, such as http://head:8265; unset: RAY_API_SERVER_ADDRESS or RAY_ADDRESS",
+    )
+    supervision: Supervision = field(default_factory=Supervision)
     prepare: list[str] = item([], "module and arguments that make model and data here (python -m …), before preflight")
     external_modules: list[str] = item([], "modules verl imports first, after those the environment names, in order")
     env: dict[str, str] = item({}, "environment variables of the run")

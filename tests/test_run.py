@@ -156,6 +156,15 @@ def test_a_killed_supervisor_leaves_no_training_and_the_run_is_lost(started):
     assert living(run) == []
 
 
+def test_a_clock_that_is_set_right_makes_no_run_lost(started, monkeypatch):
+    """The kernel moves the boot time it reports with the clock: seen by a run that was `lost` while it ran on."""
+    run = started("sleep")
+    reported = psutil.boot_time()
+    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: reported + 1)
+    assert read_state(run)["state"] == "running"
+    assert len(living(run)) == 1
+
+
 def test_a_training_that_cannot_be_started_is_a_failed_run(tmp_path):
     run = create(tmp_path / "run", "r", {})
     write_json(run.command_file, {"argv": ["/no/such/python"], "environment": {}})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -137,18 +138,32 @@ def write_text(path: Path, text: str) -> None:
 
 
 def identify(pid: int) -> dict[str, Any]:
-    """Return what tells a process from a later one with the same pid: pid and creation time (seconds since boot)."""
-    return {"pid": pid, "created": psutil.Process(pid).create_time()}
+    """Return what tells a process from a later one with the same pid: pid, and clock ticks from boot to its start.
+
+    Ticks since boot never change. A time of day would: the kernel corrects the time it says it booted at whenever the
+    clock is set right, and a process would then look like another one.
+    """
+    return {"pid": pid, "started": _ticks(pid)}
 
 
 def is_alive(identity: Mapping[str, Any]) -> bool:
     """Say whether the very process of `identify` still runs (a zombie does not)."""
     try:
-        process = psutil.Process(identity["pid"])
-        same = abs(process.create_time() - identity["created"]) < 0.1
-        return same and process.status() != psutil.STATUS_ZOMBIE
+        same = _ticks(identity["pid"]) == identity["started"]
+        return same and psutil.Process(identity["pid"]).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _ticks(pid: int) -> int:
+    """Field 22 of /proc/PID/stat (proc_pid_stat(5)); the name in field 2 may itself hold spaces and parentheses."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        if sys.platform == "linux":
+            raise psutil.NoSuchProcess(pid) from None
+        return int(psutil.Process(pid).create_time() * 100)  # no /proc: the time of day must do
+    return int(stat.rpartition(")")[2].split()[19])
 
 
 def now() -> str:

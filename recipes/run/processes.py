@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import psutil
 
+from recipes.run.directory import is_alive
+
 # Every process of a run inherits this variable; its value is the id in run.json.
 MARKER = "RECIPES_RUN_ID"
 
@@ -17,13 +19,13 @@ def of_run(run_id: str, recorded: Iterable[dict] = ()) -> list[psutil.Process]:
     Ray renames its workers, which may overwrite the environment the kernel shows; `recorded` (identities of
     run.directory.identify) covers those.
     """
-    known = {(entry["pid"], round(entry["created"], 1)) for entry in recorded}
+    known = {entry["pid"]: entry for entry in recorded}
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            named = (process.pid, round(process.create_time(), 1)) in known
+            named = process.pid in known and is_alive(known[process.pid])
             if named or process.environ().get(MARKER) == run_id:
                 found.append(process)
     return found

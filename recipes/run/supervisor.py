@@ -130,8 +130,7 @@ def _wait(
         if time.monotonic() - beat > HEARTBEAT:
             beat = time.monotonic()
             update_state(run, heartbeat=now())
-            alive = [identify(p.pid) for p in _descendants()]
-            write_json(run.path / "processes.json", alive)
+            write_json(run.path / "processes.json", _identities())
     return ""
 
 
@@ -139,6 +138,14 @@ def _closed(link: int) -> bool:
     """Wait one look for the pipe to the launcher to close. Nothing is ever written to it."""
     ready, _, _ = select.select([link], [], [], LOOK)
     return bool(ready) and os.read(link, 1) == b""
+
+
+def _identities() -> list[dict]:
+    alive = []
+    for process in _descendants():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            alive.append(identify(process.pid))
+    return alive
 
 
 def _descendants() -> list[psutil.Process]:
