@@ -6,10 +6,19 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from recipes.masking import mask
 
 
 class RecipeError(ValueError):
-    """A fault in what the user gave us. Faces print its text and exit with a code other than 0."""
+    """A fault in what the user gave us. Faces print its text and exit with a code other than 0.
+
+    Its text may quote what was given, or the last words of a child: whatever looks like a secret in it is masked.
+    """
+
+    def __init__(self, *words: Any) -> None:
+        super().__init__(*(mask(word) if isinstance(word, str) else word for word in words))
 
     def _render_traceback_(self) -> list[str]:
         """Shown by IPython in place of a traceback, which would lead through our code and help nobody."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipes import masking
 from recipes.errors import RecipeError, nearest
 from recipes.schema import HardwareFacts, ModelFacts, Recipe, metadata
 
@@ -124,11 +125,14 @@ def compose(
         if value is not None
     ]
     settings += [_parse_override(text) for text in overrides]
+    _refuse_secrets(settings)
     label = _recipe_name(path)
     settings.append(Setting("recipe", label, "file name"))
     settings.append(Setting("run_dir", run_dir, "launch"))
     settings.append(Setting("work", work if work is not None else str(work_dir()), "RECIPES_WORK"))
     recipe, history = _build(Recipe, settings, label)
+    # Once more: ${…} may have brought something in.
+    _refuse_secrets(Setting(key, value, f"recipe {label}") for key, value in flatten(to_dict(recipe)))
     return Composed(label, recipe, history, tuple(bases), tuple(dict.fromkeys(_files(path))))
 
 
@@ -346,6 +350,26 @@ def _parse_override(text: str) -> Setting:
     if not value.lstrip().startswith(("[", "{", "'", '"')):
         parsed = Text(value)
     return Setting(_full_name(key.strip()), parsed, f"override {key.strip()}")
+
+
+def _refuse_secrets(settings: Iterable[Setting]) -> None:
+    """Raise RecipeError for the first setting whose name is that of a secret or whose value looks like one."""
+    for setting in settings:
+        if why := masking.reason(setting.key, _written(setting.value)):
+            variable = setting.key.removeprefix("env.") if setting.key.startswith("env.") else "a variable"
+            raise RecipeError(
+                f"{setting.key} ({setting.origin}): {why}, and a recipe, a notebook and a run keep what they are given. "
+                f"Export {variable} before the launch (the training inherits it), or name a file that holds it."
+            )
+
+
+def _written(value: Any) -> Any:
+    """The plain texts of a setting's value, as they were written."""
+    if isinstance(value, Mapping):
+        return {key: _written(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_written(inner) for inner in value]
+    return value.text if isinstance(value, Text) else value
 
 
 def _full_name(key: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recipes import params, verl_schema
+from recipes import masking, params, verl_schema
 from recipes.command import EXTERNAL_MODULES, Command, build, compose_verl, quote
 from recipes.errors import RecipeError
 from recipes.migrate import names, shell
@@ -29,7 +29,6 @@ LEFT_TO_US = ("checkpoint.directory", "trainer.logger", "trainer.project", "trai
 PER_NODE = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HCCL_IF_IP")
 PER_NODE += ("MASTER_ADDR", "MASTER_PORT", "RANK", "NODE_RANK", "RAY_ADDRESS")
 SEARCH_PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
-SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|CREDENTIAL)", re.IGNORECASE)
 
 # Rounds of putting right. Each settles every difference it sees; the second is for what the first one moved.
 ROUNDS = 4
@@ -454,7 +453,7 @@ class _Draft:
                 self.settings["external_modules"] = params.comma_separated(text)
             elif name in self.inverse.own_variables:
                 self.report.change(name, text, "the workbook sets it for each attempt")
-            elif SECRET.search(name):
+            elif masking.reason(name, text):
                 self.report.change(name, "…", "a secret stays in the environment; it is never written into a recipe")
             elif name in PER_NODE:
                 self.report.change(name, text, "differs from node to node: set it on each before Ray starts")
