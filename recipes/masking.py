@@ -84,21 +84,32 @@ _NUMBER = re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)?")
 _NOTHING = ("", "null", "none", "~", "nil", "true", "false", "yes", "no", "on", "off", "unset", "set")
 
 
-def reason(name: str, value: Any) -> str:
-    """Say why `value` must not be given under `name` ("its name", or what it looks like); empty when it may.
+def reason(name: str, value: Any, secrets: Iterable[str] | None = None) -> str:
+    """Say why `value` must not be kept under `name`, as the beginning of a sentence; empty when it may.
 
-    Mappings and lists are looked through. A number is refused only under a password's name: start_token=151644.
+    Its name is that of a secret, or it looks like one, or it is the value of a secret of this process's environment
+    (`secrets` instead, where given). Mappings, lists and `key=value` within lists are looked through. A number is
+    refused under a password's name only.
     """
+    secrets = known_secrets() if secrets is None else tuple(secrets)
     if isinstance(value, Mapping):
-        return next((why for key, inner in value.items() if (why := reason(f"{name}.{key}", inner))), "")
-    if isinstance(value, (list, tuple)):
-        return next((why for inner in value if (why := reason(name, inner))), "")
-    if shape := next((found.kind for found in find(str(value))), ""):
-        return f"its value looks like {shape}"
-    number = _NUMBER.fullmatch(str(value).strip()) and not re.search(r"(?i)pass|pwd", name)
-    if looks_secret(name) and not harmless(value) and not number:
-        return "its name is that of a secret"
-    return ""
+        inner = ((f"{name}.{key}", below) for key, below in value.items())
+    elif isinstance(value, (list, tuple)):
+        inner = (_pair(name, below) for below in value)
+    else:
+        text = str(value)
+        if shape := next((found.kind for found in find(text)), ""):
+            return f"{name} holds what looks like {shape}"
+        if any(secret in text for secret in secrets):
+            return f"{name} holds the value of a secret of this environment"
+        number = _NUMBER.fullmatch(text.strip()) and not re.search(r"(?i)pass|pwd", name)
+        return f"{name} is the name of a secret" if looks_secret(name) and not (number or harmless(value)) else ""
+    return next((why for key, below in inner if (why := reason(key, below, secrets))), "")
+
+
+def _pair(name: str, value: Any) -> tuple[str, Any]:
+    key, equals, text = value.partition("=") if isinstance(value, str) else ("", "", "")
+    return (key.lstrip("+~-"), text) if equals and re.fullmatch(r"[+~-]{0,2}[\w.@/-]+", key) else (name, value)
 
 
 # ------------------------------------------------------------------------------------------------------------- shapes

@@ -354,12 +354,13 @@ def _parse_override(text: str) -> Setting:
 
 def _refuse_secrets(settings: Iterable[Setting]) -> None:
     """Raise RecipeError for the first setting whose name is that of a secret or whose value looks like one."""
+    secrets = masking.known_secrets()
     for setting in settings:
-        if why := masking.reason(setting.key, _written(setting.value)):
-            variable = setting.key.removeprefix("env.") if setting.key.startswith("env.") else "a variable"
+        if why := masking.reason(setting.key, _written(setting.value), secrets):
+            variable = setting.key.removeprefix("env.") if setting.key.startswith("env.") else "it as a variable"
             raise RecipeError(
-                f"{setting.key} ({setting.origin}): {why}, and a recipe, a notebook and a run keep what they are given. "
-                f"Export {variable} before the launch (the training inherits it), or name a file that holds it."
+                f"{why} ({setting.origin}), and recipes, notebooks and runs keep what they are given. Export {variable} "
+                "before the launch, for the training to inherit, or name a file that holds it."
             )
 
 
