@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from recipes import __version__
+from recipes.cli_diagnose import diagnose_command
 from recipes.cli_node import doctor
 from recipes.cli_plan import layouts_command, simulate_command
 from recipes.cli_stack import print_or_write, stack
@@ -357,7 +358,7 @@ def prepare(name: str, overrides: tuple[str, ...], python: str | None) -> None:
 
 def _follow(path: Path, *, stop_on_interrupt: bool) -> dict[str, Any]:
     """Print the progress of a run until it has ended; returns its state (run.json)."""
-    from recipes import live, notebook
+    from recipes import diagnosis, live, notebook
     from recipes.run import launch
     from recipes.run.directory import open_run
 
@@ -375,6 +376,8 @@ def _follow(path: Path, *, stop_on_interrupt: bool) -> dict[str, Any]:
     notebook.record(opened)
     state = launch.read_state(opened)
     click.echo(f"{state['state']}{': ' + state['cause'] if state['cause'] else ''}")
+    if state["state"] in ("failed", "lost"):
+        click.echo(diagnosis.diagnose(opened).short())
     click.echo(f"curves: {opened.curves / 'curves.png'}\nlog: {opened.log()}")
     return state
 
@@ -411,6 +414,7 @@ for command in (
     data_commands,
     migrate_command,
     doctor,
+    diagnose_command,
 ):
     main.add_command(command)
 
