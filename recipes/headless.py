@@ -8,6 +8,7 @@ parameters with a warning. Here they are resolved against the schema before a ke
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recipes import live, notebook
+from recipes import live, masking, notebook
 from recipes.errors import RecipeError, nearest
 from recipes.params import SHORT_NAMES
 from recipes.run import launch
@@ -31,7 +32,8 @@ def execute(path: Path, parameters: Mapping[str, Any], run_dir: Path, say: Any =
     """Execute the notebook at `path` with papermill into run_dir/notebook.ipynb. Returns papermill's exit code.
 
     `say` gets a line whenever there is progress. Raises RecipeError for a parameter the notebook does not have or
-    the schema refuses. An interrupt ends the notebook, the training and everything it started.
+    the schema refuses. An interrupt ends the notebook, the training and everything it started. Whatever looks like a
+    secret in the executed notebook or papermill's log is masked at the end.
     """
     known = declared(path)
     for name in parameters:
@@ -57,7 +59,14 @@ def execute(path: Path, parameters: Mapping[str, Any], run_dir: Path, say: Any =
         child.wait()
         raise
     finally:
+        _scrub(run_dir)
         signal.signal(signal.SIGTERM, previous)
+
+
+def _scrub(run_dir: Path) -> None:
+    with contextlib.suppress(OSError, ValueError):  # not written, or not whole: papermill was ended while it wrote
+        masking.scrub_file(run_dir / "papermill.log")
+        masking.scrub_notebook(run_dir / "notebook.ipynb")
 
 
 def declared(path: Path) -> dict[str, Any]:

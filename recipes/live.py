@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from recipes.masking import mask
 from recipes.metrics import JsonLines, Metrics
 from recipes.run.directory import ENDED, Run, read_state
 
@@ -58,7 +59,10 @@ def look(run: Run, reader: JsonLines | None = None) -> Moment:
 
 
 def tail(path: Path) -> tuple[str, ...]:
-    """Return the last lines of a log, cleaned of colours and cut to a width. Untrusted text: escape it to show it."""
+    """Return the last lines of a log, secrets masked, cleaned of colours and cut to a width.
+
+    Untrusted text: escape it to show it.
+    """
     from recipes.logtext import clean
 
     try:
@@ -68,7 +72,7 @@ def tail(path: Path) -> tuple[str, ...]:
             text = file.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
         return ()
-    lines = deque((line for line in clean(text).splitlines() if line.strip()), maxlen=TAIL_LINES)
+    lines = deque((line for line in mask(clean(text)).splitlines() if line.strip()), maxlen=TAIL_LINES)
     return tuple(line if len(line) <= LINE_WIDTH else line[: LINE_WIDTH - 1] + "…" for line in lines)
 
 

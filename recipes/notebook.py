@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes import bars, curves, exports, live, memory, page, params, preflight, verdict
+from recipes import bars, curves, exports, live, masking, memory, page, params, preflight, verdict
 from recipes.command import Command, build, external_modules, training_python
 from recipes.errors import RecipeError, nearest
 from recipes.finding import Finding
@@ -60,6 +60,7 @@ def resolve(namespace: Mapping[str, Any]) -> Plan:
     """
     _refuse_unknown(namespace)
     given = {name: namespace.get(name) for name in PARAMETERS}
+    params.refuse_secrets(params.Setting(key, given[key], f"parameter {key}") for key in OWN_PARAMETERS)
     name = given["recipe"]
     if not isinstance(name, str) or not name:
         raise RecipeError(f"recipe={name!r} must be the name of a recipe, such as quickstart/grpo.")
@@ -268,12 +269,20 @@ _FILES = {
 
 
 def _refuse_unknown(namespace: Mapping[str, Any]) -> None:
-    """Papermill injects a parameter nobody knows with no more than a warning: find its cell and refuse the name."""
+    """Papermill injects a parameter nobody knows with no more than a warning: find its cell and refuse the name.
+
+    A secret among them is in papermill's output by now, which is not ours: all that can be done is to say so.
+    """
     for source in namespace.get("In", []):
         if source.startswith("# Parameters\n"):
             body = ast.parse(source).body
             names = [t.id for node in body if isinstance(node, ast.Assign) for t in node.targets if hasattr(t, "id")]
             for name in names:
+                if name not in SHORT_NAMES and (why := masking.reason(name, namespace.get(name))):
+                    raise RecipeError(
+                        f"{why}, and papermill has written it into the notebook it makes: delete that. Export it as a "
+                        "variable before the launch, for the training to inherit. Nothing was started."
+                    )
                 if name not in PARAMETERS:
                     raise RecipeError(f"Unknown parameter {name!r}{nearest(name, PARAMETERS)}. Nothing was started.")
 

@@ -125,14 +125,14 @@ def compose(
         if value is not None
     ]
     settings += [_parse_override(text) for text in overrides]
-    _refuse_secrets(settings)
+    refuse_secrets(settings)
     label = _recipe_name(path)
     settings.append(Setting("recipe", label, "file name"))
     settings.append(Setting("run_dir", run_dir, "launch"))
     settings.append(Setting("work", work if work is not None else str(work_dir()), "RECIPES_WORK"))
     recipe, history = _build(Recipe, settings, label)
     # Once more: ${…} may have brought something in.
-    _refuse_secrets(Setting(key, value, f"recipe {label}") for key, value in flatten(to_dict(recipe)))
+    refuse_secrets(Setting(key, value, f"recipe {label}") for key, value in flatten(to_dict(recipe)))
     return Composed(label, recipe, history, tuple(bases), tuple(dict.fromkeys(_files(path))))
 
 
@@ -352,14 +352,14 @@ def _parse_override(text: str) -> Setting:
     return Setting(_full_name(key.strip()), parsed, f"override {key.strip()}")
 
 
-def _refuse_secrets(settings: Iterable[Setting]) -> None:
+def refuse_secrets(settings: Iterable[Setting]) -> None:
     """Raise RecipeError for the first setting whose name is that of a secret or whose value looks like one."""
     secrets = masking.known_secrets()
     for setting in settings:
         if why := masking.reason(setting.key, _written(setting.value), secrets):
-            variable = setting.key.removeprefix("env.") if setting.key.startswith("env.") else "it as a variable"
+            named = setting.key.removeprefix("env.") if setting.key.startswith("env.") else "it as a variable"
             raise RecipeError(
-                f"{why} ({setting.origin}), and recipes, notebooks and runs keep what they are given. Export {variable} "
+                f"{why} ({setting.origin}), and recipes, notebooks and runs keep what they are given. Export {named} "
                 "before the launch, for the training to inherit, or name a file that holds it."
             )
 
