@@ -376,8 +376,8 @@ def _follow(path: Path, *, stop_on_interrupt: bool) -> dict[str, Any]:
     notebook.record(opened)
     state = launch.read_state(opened)
     click.echo(f"{state['state']}{': ' + state['cause'] if state['cause'] else ''}")
-    if state["state"] in ("failed", "lost"):
-        click.echo(diagnosis.diagnose(opened).short())
+    if state["state"] in ("failed", "lost") and (said := diagnosis.brief(opened)):
+        click.echo(said)
     click.echo(f"curves: {opened.curves / 'curves.png'}\nlog: {opened.log()}")
     return state
 

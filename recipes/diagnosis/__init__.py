@@ -188,6 +188,23 @@ def diagnose(path: str | Path | Run, attempt: int | None = None) -> Diagnosis:
     return judge(log, scan(log), state, _values(path))
 
 
+def brief(run: Run) -> str:
+    """Return the short form for a run that has ended badly; an empty string where its log cannot be read."""
+    try:
+        return diagnose(run).short()
+    except RecipeError:
+        return ""
+
+
+def why(run: Run) -> str:
+    """Return the known cause of a run's end and its remedy as a sentence each; an empty string where none is known."""
+    try:
+        found = diagnose(run)
+    except RecipeError:
+        return ""
+    return f"{found.sentence} {found.remedy}" if found.outcome == "cause" else ""
+
+
 def table() -> str:
     """Return every known cause as Markdown: its texts, what it means, what to do, the recipe's keys, and the source."""
     kinds = {
