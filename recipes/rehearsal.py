@@ -251,6 +251,8 @@ _LEFT_OUT = {
     "extra_args": "given for the devices' own code",
     "launch": "a rehearsal runs on this machine",
     "ray_address": "a rehearsal runs on this machine",
+    "ray_nodes": "a rehearsal runs on this machine",
+    "ray_wait_minutes": "a rehearsal runs on this machine",
     "supervision": "times that fit the full size",
 }
 

@@ -290,6 +290,10 @@ class Recipe:
         None,
         "dashboard of that cluster, such as http://head:8265; unset: RAY_API_SERVER_ADDRESS or RAY_ADDRESS",
     )
+    ray_nodes: list[str] = item([], "addresses or names of its nodes, if known: those missing are then named")
+    ray_wait_minutes: float = item(
+        30.0, "how long to wait for its nodes, and for a dashboard that does not answer", minimum=0
+    )
     supervision: Supervision = field(default_factory=Supervision)
     prepare: list[str] = item([], "module and arguments that make model and data here (python -m …), before preflight")
     external_modules: list[str] = item([], "modules verl imports first, after those the environment names, in order")

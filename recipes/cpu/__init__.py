@@ -10,6 +10,7 @@ it.
     replace       replaces one attribute of a module after checking that it is the one we know
     torch_cuda    what Megatron asks of torch.cuda, answered by the CPU
     platform      verl's platform "cpu"
+    cluster_job   joins the cluster whose job the driver is
     ranks         the Ray resource that stands for a device
     verl_patches  verl's call sites that are not behind its platform
     megatron      Megatron-Core's call sites, and its torch layers for sparse attention (DSA)

@@ -71,9 +71,10 @@ def install() -> None:
         return
     check_versions()
 
-    from recipes.cpu import bridge, fork_server, hf_glm, megatron, platform, torch_cuda, verl_patches
+    from recipes.cpu import bridge, cluster_job, fork_server, hf_glm, megatron, platform, torch_cuda, verl_patches
 
     fork_server.install()  # first: it imports while the rest of this process does
+    cluster_job.install()
     torch_cuda.install()
     platform.register()
     verl_patches.install()

@@ -28,6 +28,7 @@ from functools import wraps
 from pathlib import Path
 from types import ModuleType
 
+from recipes.cpu import cluster_job
 from recipes.cpu.import_hook import after
 from recipes.cpu.replace import expect_attribute
 
@@ -57,8 +58,8 @@ STDIO = (0, 1, 2)
 
 
 def install() -> None:
-    """In the driver of a trainer, start the server and have Ray use it; elsewhere, do nothing."""
-    if os.environ.get(SWITCH) != "1" or ADDRESS in os.environ or not _is_driver(sys.orig_argv):
+    """In the driver of a trainer, start the server and have Ray use it; elsewhere, or on a cluster, do nothing."""
+    if os.environ.get(SWITCH) != "1" or ADDRESS in os.environ or not _is_driver(sys.orig_argv) or cluster_job.is_one():
         return
     address = start()
     os.environ[ADDRESS] = address

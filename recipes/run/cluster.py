@@ -1,0 +1,134 @@
+"""A run as a job of a Ray cluster: where the cluster is, what it must have, and what the supervisor starts in verl's
+place. The job itself is recipes.run.ray_job's.
+
+As a command (`python -m recipes.run.cluster RECIPE [OVERRIDE…]`) it prints what a node needs before Ray is started on
+it, as shell assignments; scripts/ray_cluster.sh reads them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from recipes.command import EXTERNAL_MODULES, Command
+from recipes.errors import RecipeError
+from recipes.params import Composed, hardware_facts
+from recipes.run.directory import Run, read_state, write_json
+from recipes.run.processes import MARKER
+from recipes.schema import Recipe
+
+# Ray's own variables for the same, in its own order.
+ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+JOB_SCRIPT = Path(__file__).with_name("ray_job.py")
+
+
+def address(recipe: Recipe, environment: Mapping[str, str]) -> str:
+    """Return the cluster a recipe names, or the environment: the dashboard's URL, or host:port of the head (GCS).
+
+    Raises RecipeError when neither says one, or it has no host.
+    """
+    named = [("ray_address", recipe.ray_address), *((name, environment.get(name)) for name in ADDRESSES)]
+    key, found = next(((key, text.strip()) for key, text in named if text and text.strip()), ("", ""))
+    if not found:
+        raise RecipeError(
+            "launch=ray needs the address of a cluster: set ray_address to its dashboard, such as http://head:8265, or "
+            f"export {ADDRESSES[0]}."
+        )
+    try:
+        parts = urlsplit(found if "://" in found else f"//{found}")
+        known = parts.scheme in ("", "http", "https", "ray") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no port is so large
+        known = False
+    if not known and found != "auto":
+        raise RecipeError(f"{key}={found!r} is no address of a cluster: http://HOST:8265, the dashboard, is one.")
+    if parts.username or parts.password:
+        raise RecipeError(f"{key} holds a name or password, which would end in the run's files. Use RAY_AUTH_TOKEN.")
+    return found
+
+
+def resource(recipe: Recipe) -> str:
+    """Return what Ray calls a device of the recipe: what verl asks a cluster for."""
+    if hardware_facts(recipe.hardware).device == "npu":
+        return "NPU"
+    from recipes.cpu.ranks import RANK_RESOURCE
+
+    return RANK_RESOURCE
+
+
+def wanted(recipe: Recipe) -> list[list[int]]:
+    """Return [[nodes, devices on each], …] the recipe takes: those that train, then those that only generate."""
+    whole, apart = hardware_facts(recipe.hardware).devices_per_node, recipe.fully_async
+    sizes = [[recipe.nodes, recipe.devices or whole]]
+    if recipe.mode == "fully_async" and apart.rollout_nodes:
+        sizes.append([apart.rollout_nodes, apart.rollout_devices or whole])
+    return sizes
+
+
+def supervised(command: Command, composed: Composed, run: Run, attempt: int) -> list[str]:
+    """Return the argv the supervisor of a run starts: verl's own, or, where `launch` is ray, what runs it as a job.
+
+    For the latter writes ray.json of the attempt: where the cluster is and what it must have. The training interpreter
+    runs it, because its Ray must be the cluster's. Raises RecipeError when no cluster is named.
+    """
+    recipe = composed.recipe
+    if recipe.launch != "ray":
+        return list(command.argv)
+    identity = {"id": read_state(run)["id"], "marker": MARKER}
+    write_json(run.attempt(attempt) / "ray.json", {**plan(recipe, os.environ), **identity})
+    return [command.python, "-u", str(JOB_SCRIPT), str(run.path), "--attempt", str(attempt)]
+
+
+def plan(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return what ray_job needs to know of a recipe, as it stands in the attempt's ray.json."""
+    return {
+        "address": address(recipe, environment),
+        "recipe": recipe.recipe,
+        "resource": resource(recipe),
+        "wanted": wanted(recipe),
+        "nodes": list(recipe.ray_nodes),
+        "wait_seconds": 60.0 * recipe.ray_wait_minutes,
+    }
+
+
+def node_environment(recipe: Recipe, modules: tuple[str, ...]) -> dict[str, str]:
+    """Return what must be in a node's environment before `ray start`: the recipe's, and the external modules."""
+    return {**recipe.env, **({EXTERNAL_MODULES: ",".join(modules)} if modules else {})}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print what a node of RECIPE needs, for `eval` in a shell: three values, then an `export` a variable."""
+    import shlex
+
+    from recipes import params
+    from recipes.command import external_modules
+
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        if not given or given[0].startswith("-"):
+            raise RecipeError("usage: python -m recipes.run.cluster RECIPE [KEY=VALUE…]")
+        composed = params.compose(given[0], given[1:])
+        recipe = composed.recipe
+        variables = node_environment(recipe, external_modules(composed, os.environ))
+    except RecipeError as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return 2
+    sizes = wanted(recipe)
+    print(f"RESOURCE={shlex.quote(resource(recipe))}")
+    print(f"DEVICES={max(devices for _, devices in sizes)}")
+    print(f"NODES={sum(nodes for nodes, _ in sizes)}")
+    print(f"DEVICE={hardware_facts(recipe.hardware).device}")
+    for name, text in sorted(variables.items()):
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            print(f"error: env: {name!r} is no name of a variable.", file=sys.stderr)
+            return 2
+        print(f"export {name}={shlex.quote(text)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
