@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes import bars, curves, exports, live, masking, memory, page, params, preflight, verdict
+from recipes import bars, curves, diagnosis, exports, live, masking, memory, page, params, preflight, verdict
 from recipes.command import Command, build, external_modules, training_python
 from recipes.errors import RecipeError, nearest
 from recipes.finding import Finding
@@ -194,7 +194,9 @@ def watch(run: Run | str | Path) -> None:
     record(run)
     state = read_state(run)
     if state["state"] != "finished":
-        raise RunEnded(f"The run {state['state']}: {state['cause']}. Its log: {run.log()}")
+        known = diagnosis.why(run)
+        known = f" Its log says why: {known}" if known else ""
+        raise RunEnded(f"The run {state['state']}: {state['cause']}.{known} Its log: {run.log()}")
 
 
 def judge(run: Run | str | Path) -> Judged:
@@ -226,6 +228,31 @@ class Judged:
         rows = [(j.outcome, j.rule, j.sentence, "" if j.step is None else j.step) for j in self.verdict.judgements]
         html = page.block(page.paragraph(self.summary), page.table(("", "rule", "", "step"), rows))
         return {"text/html": html, "text/plain": self.text()}
+
+
+def diagnose(run: Run | str | Path) -> Diagnosed:
+    """Say why a run failed, from the log of its last attempt; a log file may be given as well."""
+    return Diagnosed(diagnosis.diagnose(run))
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    """A diagnosis: its sentence, the lines of the log, the remedy; what follows from it and what is noise, folded."""
+
+    found: diagnosis.Diagnosis
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        (_, sentence), *rows = self.found.rows()
+        quoted = [words.removeprefix("| ") for _, words in rows if words.startswith("| ")]
+        aside = [(head, words) for head, words in rows if head in ("then", "ignore")]
+        rest = [row for row in rows if row not in aside and not row[1].startswith("| ")]
+        html = page.block(
+            page.paragraph(sentence),
+            page.verbatim("\n".join(quoted)) if quoted else "",
+            page.table(("", ""), rest),
+            page.folded("what follows from it, and what is noise", page.table(("", ""), aside)) if aside else "",
+        )
+        return {"text/html": html, "text/plain": self.found.text()}
 
 
 def record(run: Run | str | Path) -> Recorded:
