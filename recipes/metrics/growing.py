@@ -1,0 +1,139 @@
+"""A text file that grows, line by line: only what was written since the last look is parsed, in pieces of bounded size.
+
+A gzip file is unpacked on the way. It can't be continued, so it is read anew when it has changed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from pathlib import Path
+from typing import IO
+
+from recipes.metrics.table import Broken, Metrics, Rows
+
+PIECE = 2**17
+"""Bytes read at once: lines and what is made of them stay in the processor's cache."""
+MAX_LINE = 32 * 2**20
+"""Bytes of the longest line that is looked at; a longer one is broken, and costs no memory."""
+
+# The first line of a real run fits, and its timings differ from one start to the next.
+_HEAD_BYTES = 4096
+GZIP = b"\x1f\x8b"
+
+
+class GrowingText:
+    """Reads the metrics of a file of lines; a subclass says what a line means.
+
+    A writer that starts over truncates the file. The reader notices (the file got shorter, or begins otherwise) and
+    starts over as well, so that two trainings are never mixed into one curve.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget everything."""
+        self.rows = Rows()
+        self.broken: list[Broken] = []
+        self._head = b""
+        self._offset = 0  # of the first byte that was not taken yet, and the number of line ends before it
+        self._lines = 0
+        self._skipping = False
+        self._seen: tuple[int, int] | None = None
+        self._latest = Rows().metrics(source=self.path, state="missing")
+
+    def take(self, lines: list[bytes], number: int) -> None:
+        """Parse whole lines, without their ends; the first of them is line `number`."""
+        raise NotImplementedError
+
+    def take_tail(self, tail: bytes, number: int) -> bool:
+        """Parse what follows the last line end, may be empty. True if it was taken for good, as if it had an end."""
+        raise NotImplementedError
+
+    def is_unfinished(self, tail: bytes) -> bool:
+        """Say whether a tail that was not taken is a part of something."""
+        return bool(tail)
+
+    def settle(self) -> None:
+        """Undo what the last look took only for the time being."""
+
+    def read(self) -> Metrics:
+        """Everything so far. The same object as the time before if nothing was written in between.
+
+        Raises OSError if the file exists and can't be read.
+        """
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return self._latest
+        with file:
+            head = file.read(_HEAD_BYTES)
+            status = os.fstat(file.fileno())
+            size = status.st_size
+            packed = head.startswith(GZIP)
+            # Only a gzip file is looked at by its time: a text that grows is known by its size.
+            seen = (size, status.st_mtime_ns if packed else 0)
+            same = head.startswith(self._head)
+            if seen == self._seen and same:
+                return self._latest
+            if packed or not same or size < self._offset:
+                self.start_over()
+            self._head, self._seen = head, seen
+            self.settle()
+            file.seek(0 if packed else self._offset)
+            whole = True
+            if packed:
+                tail, whole = self._read(gzip.GzipFile(fileobj=file), None)
+            else:
+                tail, whole = self._read(file, size - self._offset)
+        kept = self._skipping or self.take_tail(tail, self._lines + 1)
+        if kept and not packed:
+            self._offset += len(tail)
+        self._latest = self.rows.metrics(
+            broken=tuple(self.broken),
+            unfinished=not whole or (not kept and self.is_unfinished(tail)),
+            source=self.path,
+            state="ok" if len(self.rows) else "empty",
+        )
+        return self._latest
+
+    def _read(self, file: IO[bytes], limit: int | None) -> tuple[bytes, bool]:
+        """Take all whole lines; returns what follows the last one, and whether a gzip file came to its end."""
+        rest: list[bytes] = []
+        waiting, left = 0, limit
+        while left is None or left > 0:
+            try:
+                piece = file.read(PIECE if left is None else min(PIECE, left))
+            except EOFError:  # a gzip file that is still being written
+                return b"".join(rest), False
+            except (gzip.BadGzipFile, zlib.error) as error:
+                self.broken.append(Broken(self._lines + 1, f"the gzip file is damaged from here on: {error}"))
+                return b"".join(rest), False
+            if not piece:
+                break
+            left = None if left is None else left - len(piece)
+            end = piece.rfind(b"\n") + 1
+            if end:
+                text = b"".join([*rest, piece[: end - 1]])
+                lines = text.split(b"\n")
+                first = self._lines + 1
+                self._lines += len(lines)
+                self._offset += len(text) + 1
+                if self._skipping:
+                    self._skipping = False
+                    lines, first = lines[1:], first + 1
+                self.take(lines, first)
+                rest, waiting = [], 0
+            rest.append(piece[end:])
+            waiting += len(piece) - end
+            if self._skipping or waiting > MAX_LINE:
+                if not self._skipping:
+                    megabytes = MAX_LINE // 2**20
+                    self.broken.append(Broken(self._lines + 1, f"a line of more than {megabytes} MB"))
+                self._skipping = True
+                self._offset += waiting
+                rest, waiting = [], 0
+        return b"".join(rest), True
