@@ -64,9 +64,9 @@ def execute(path: Path, parameters: Mapping[str, Any], run_dir: Path, say: Any =
 
 
 def _scrub(run_dir: Path) -> None:
-    with contextlib.suppress(OSError, ValueError):  # not written, or not whole: papermill was ended while it wrote
-        masking.scrub_file(run_dir / "papermill.log")
-        masking.scrub_notebook(run_dir / "notebook.ipynb")
+    for scrub, name in ((masking.scrub_file, "papermill.log"), (masking.scrub_notebook, "notebook.ipynb")):
+        with contextlib.suppress(OSError, ValueError):  # not written, or not whole: papermill was ended while it wrote
+            scrub(run_dir / name)
 
 
 def declared(path: Path) -> dict[str, Any]:

@@ -305,7 +305,7 @@ def _refuse_unknown(namespace: Mapping[str, Any]) -> None:
             body = ast.parse(source).body
             names = [t.id for node in body if isinstance(node, ast.Assign) for t in node.targets if hasattr(t, "id")]
             for name in names:
-                if name not in SHORT_NAMES and (why := masking.reason(name, namespace.get(name))):
+                if why := masking.reason(name, namespace.get(name)):
                     raise RecipeError(
                         f"{why}, and papermill has written it into the notebook it makes: delete that. Export it as a "
                         "variable before the launch, for the training to inherit. Nothing was started."
