@@ -37,8 +37,9 @@ def parts(memory: Memory) -> dict[str, list[tuple[str, int]]]:
         ("gradients", stage.gradients),
         ("optimizer", stage.optimizer),
         ("reference", stage.reference),
-        ("activations", stage.activations),
-        ("logits", stage.logits),
+        # A layer's backward pass and the loss take turns; drawn is the fuller.
+        ("activations", stage.activations + (stage.backward if stage.backward >= stage.logits else 0)),
+        ("logits", stage.logits if stage.logits > stage.backward else 0),
         ("rollout, resident", memory.training.rollout),
     ]
     generation = [

@@ -667,12 +667,12 @@ def _reasons(row: Layout, chosen: Subject, subject: Subject, training: memory.Tr
         "optimizer": full.optimizer,
         "reference": full.reference,
         "activations": full.activations,
-        "logits": full.logits,
+        "a layer's backward pass" if full.backward >= full.logits else "logits": max(full.backward, full.logits),
         "engine asleep": training.rollout,
     }
     said = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts.items() if size >= 5e7)
     verdict = "fits" if row.peak <= usable else "does not fit"
-    passing = " in the log-prob pass" if full.peak > full.states + full.activations + full.logits else ""
+    passing = " in the log-prob pass" if full.peak > full.states + full.update else ""
     yield f"training {verdict}: {row.peak / 1e9:.1f} of {usable / 1e9:.1f} GB on stage {row.stage}{passing} ({said})"
     if row.rollout is None:
         yield f"generation does not fit: {row.generation / 1e9:.1f} of {usable / 1e9:.1f} GB, whatever the split"

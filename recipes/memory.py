@@ -27,6 +27,7 @@ _WIDTH = {"float32": 4, "fp32": 4, "bfloat16": 2, "bf16": 2, "float16": 2, "fp16
 
 # What verl takes where a recipe says nothing (verl 0.9.1, trainer/config/rollout/rollout.yaml).
 ROLLOUT_SHARE, ROLLOUT_SEQUENCES, ROLLOUT_BATCHED_TOKENS, BUCKET_MIB = 0.5, 256, 8192, 2048
+ENTROPY_CHUNK = 2048  # trainer/config/engine/megatron.yaml
 
 # Whole on every tensor-parallel rank: norms, the router, the indexer; and the two projections into MLA's latent space,
 # which Megatron-Core builds with parallel_mode="duplicated" from TransformerEngine's layers.
@@ -51,9 +52,10 @@ class Stage:
     gradients: int
     optimizer: int
     reference: int
-    activations: int
-    logits: int
-    log_probs: int  # activations and logits of a forward pass without backward, which never meet the two above
+    activations: int  # what all micro batches in flight keep for their backward passes
+    backward: int  # one layer's, while its backward pass runs: what it recomputes, and gradients
+    logits: int  # with their gradient; gone before the first layer's backward pass
+    log_probs: int  # activations and logits of a forward pass without backward, which never meet those above
     host: int
     released: int  # of weights, gradients and optimizer: what is on the host while log-probs are computed
 
@@ -63,9 +65,14 @@ class Stage:
         return self.weights + self.gradients + self.optimizer + self.reference
 
     @property
+    def update(self) -> int:
+        """What an update adds to the states: the loss and a layer's backward pass take turns."""
+        return self.activations + max(self.backward, self.logits)
+
+    @property
     def peak(self) -> int:
         """The larger of the update and the log-prob pass before it."""
-        return self.states + max(self.activations + self.logits, self.log_probs - self.released)
+        return self.states + max(self.update, self.log_probs - self.released)
 
 
 @dataclass(frozen=True)
@@ -250,6 +257,36 @@ def expert_tensor(parallel: Parallel) -> int:
 # ----------------------------------------------------------------------------------------------------- activations
 
 
+@dataclass(frozen=True)
+class Kernels:
+    """Bytes that depend on the kernels: a number of an activation, and what attention keeps besides its operands.
+
+    `statistics`: of the softmax, a head and token. Ascend's flash attention keeps its maximum and its sum, each eight
+    times over in fp32 (MindSpeed, fusion_attention_v2.cpp, SOFTMAXMAX_LAST_DIMSHAPE); other ones keep one fp32 number.
+    `place`: of a token that sparse attention has chosen; Ascend's are int32, Megatron-Core's own int64.
+    """
+
+    number: int = HALF
+    statistics: int = 64
+    place: int = 4
+
+
+ASCEND = Kernels()
+
+# How far the formulas may be from what Megatron-Core does: bytes kept, and the fullest moment of forward and backward.
+# tests/cpu/test_activations.py measures both, and fails beyond.
+KEPT_WITHIN, MOMENT_WITHIN = 0.05, 0.15
+
+
+@dataclass(frozen=True)
+class _Width:
+    """Bytes a token: what is split over tensor parallelism anyway, only with sequence parallelism, and never."""
+
+    split: float
+    sequence: float
+    whole: float = 0.0
+
+
 def layer_activations(
     model: ModelFacts,
     tokens: int,
@@ -260,45 +297,72 @@ def layer_activations(
     sequence: bool = False,
     expert_tensor: int = 1,
     absorb: bool = False,
+    kernels: Kernels = ASCEND,
 ) -> int:
-    """Return the bytes one layer keeps for its backward pass, of `tokens` tokens on this device, in bf16.
+    """Return the bytes one layer keeps for its backward pass, of `tokens` tokens on this device.
 
-    K22, equation 1, counts 34·s·b·h for a GELU layer with dropout. Without dropout and with flash attention (no scores
-    are kept, so no 5·a·s²·b), counted anew for what is trained here, in bytes a token, t = tensor:
+    K22, equation 1, counts 34·s·b·h for a GELU layer with dropout. Here anew for what is trained: no dropout, fused
+    norms, SwiGLU and flash attention (no scores are kept, so no 5·a·s²·b). tests/cpu/test_activations.py counts the
+    same storages in Megatron-Core. In numbers a token, n bytes each, t = tensor:
 
-    - both norms' inputs and outputs: 8h, over t with sequence parallelism (K22, equation 4), else whole;
-    - attention, over t: queries, keys and values as the kernel reads them, 2d(a + 2g); its output, which is the input
-      of the output projection, 2da; the softmax statistics, 4a; and 2d(a + g) for q and k before their norm (Qwen3);
-    - latent attention instead: both latents before and after their norm, 4(q_lora + kv_lora) + 2·rope; the queries
-      2a(nope + rope), keys 2a(nope + rope), values 2a·v and output 2a·v; with `absorb` the keys and values are the
-      latent itself, the queries 2a(kv_lora + rope) once more, and the output 2a·kv_lora before it is projected up;
-    - the chosen tokens of sparse attention: 4 bytes each, index_topk of them, where the index is computed;
-    - SwiGLU: gate and up 4f, their product 2f; over t;
-    - experts: a token goes to k of them, so k rows of 2h (input) + 6·expert_ffn / expert_tensor + 8 (routing weight),
-      each on expert_tensor ranks; evenly routed, a device receives as many rows as it sends. The router: 9 bytes an
-      expert (fp32 scores and probabilities, one mask). Shared experts: as SwiGLU, over t.
+    - both norms' inputs and outputs: 4h, over t with sequence parallelism (K22, equation 4), else whole;
+    - attention, over t: the output of the qkv projection d(a + 2g), which the values, a view, keep whole; queries and
+      keys after the rotary embedding d(a + g); attention's output da; its statistics. With a norm of q and k (Qwen3)
+      also the queries before it, da: a copy, unless a rank has one key-value head, or as many as queries;
+    - the rotary embedding's cosine and sine, once for q and once for k: 4d on every rank, MindSpeed's fused one too;
+    - latent attention instead: both latents before and after their norm, 2(q_lora + kv_lora) + rope; queries and keys
+      2a(nope + rope), values and output 2a·v over t; 4·rope. With `absorb` (Ascend's, not counted in Megatron-Core)
+      keys and values are the latent itself, the queries a(kv_lora + rope) once more, and the output a·kv_lora before it
+      is projected up;
+    - where an index is computed (never over t): its queries, keys before and after their norm, weights, the rotary
+      embedding, and the chosen places; with sequence parallelism also the gathered inputs h + q_lora;
+    - SwiGLU: gate and up 2f, their product f; over t;
+    - experts: a token goes to k of them, so k rows of h (input) + 3·expert_ffn / expert_tensor, each on expert_tensor
+      ranks; evenly routed, a device receives as many rows as it sends. Shared experts: as SwiGLU, over t. Routing, in
+      bytes: 8 an expert and 24 a row, and where scores are sigmoids with a bias 5 an expert, 8 a row and 12 more.
+
+    The fp32 statistics of a norm are 4 bytes a row.
     """
-    h, a, t = model.hidden, model.heads, tensor
-    split = t if sequence else 1
-    whole = 8 * h / split
-    sharded = 4 * a
-    if model.kv_lora_rank is None:
-        d, g = _head_dim(model), model.kv_heads
-        sharded += 2 * d * (a + 2 * g) + 2 * d * a + (2 * d * (a + g) if model.qk_norm else 0)
-    else:
-        latent, rope = model.kv_lora_rank, model.qk_rope_head_dim
-        query, value = model.qk_nope_head_dim + rope, model.v_head_dim
-        whole += (4 * (model.q_lora_rank + latent) + 2 * rope) / split
-        sharded += 2 * a * (query + value)
-        sharded += 2 * a * (latent + rope + latent) if absorb else 2 * a * (query + value)
+    attention = _latent_attention(model, index, absorb, kernels, tensor, sequence) if model.kv_lora_rank else None
+    attention = attention or _attention(model, kernels, tensor)
+    n, h = kernels.number, model.hidden
+    norms = _Width(0, 4 * n * h + 2 * FP32)
+    mlp = _experts(model, kernels, expert_tensor) if moe else _Width(3 * n * model.ffn, 0)
+    parts = (norms, attention, mlp)
+    split = sum(part.split for part in parts) / tensor
+    whole = sum(part.sequence for part in parts) / (tensor if sequence else 1) + sum(part.whole for part in parts)
+    return math.ceil(tokens * (split + whole))
+
+
+def _attention(model: ModelFacts, kernels: Kernels, tensor: int) -> _Width:
+    n, a, g, d = kernels.number, model.heads, model.kv_heads, _head_dim(model)
+    split = n * d * ((a + 2 * g) + (a + g) + a) + kernels.statistics * a
+    if model.qk_norm:
+        split += (n * d * a if a > g > tensor else 0) + FP32 * (a + g)
+    return _Width(split, 0, 4 * n * d)
+
+
+def _latent_attention(
+    model: ModelFacts, index: bool, absorb: bool, kernels: Kernels, tensor: int, sequence: bool
+) -> _Width:
+    n, a, latent, rope = kernels.number, model.heads, model.kv_lora_rank, model.qk_rope_head_dim
+    query, value = model.qk_nope_head_dim + rope, model.v_head_dim
+    split = n * a * (query + value) + kernels.statistics * a
+    split += n * a * (latent + rope + latent) if absorb else n * a * (query + value)
+    latents = n * (2 * (model.q_lora_rank + latent) + rope) + 2 * FP32
+    whole = 4 * n * rope
     if index:
-        whole += 4 * model.index_topk
-    if not moe:
-        return math.ceil(tokens * (whole + (sharded + 6 * model.ffn) / t))
-    rows = model.experts_per_token * (expert_tensor * (2 * h + 8) + 6 * model.expert_ffn)
-    whole += (rows + 9 * model.experts) / split
-    sharded += 6 * model.expert_ffn * model.shared_experts
-    return math.ceil(tokens * (whole + sharded / t))
+        heads, width = model.index_heads, model.index_head_dim
+        whole += n * (heads * (width + 1) + 2 * width + 4 * rope) + 2 * FP32 + kernels.place * model.index_topk
+        whole += n * (model.hidden + model.q_lora_rank) if sequence and tensor > 1 else 0
+    return _Width(split, latents, whole)
+
+
+def _experts(model: ModelFacts, kernels: Kernels, expert_tensor: int) -> _Width:
+    n, k = kernels.number, model.experts_per_token
+    rows = k * (expert_tensor * (n * model.hidden + 24) + 3 * n * model.expert_ffn)
+    routing = 8 * model.experts + ((5 * model.experts + 8 * k + 12) if model.router_bias else 0)
+    return _Width(3 * n * model.expert_ffn * model.shared_experts, rows + routing)
 
 
 def in_flight(parallel: Parallel, rank: int, micro_batches: int, chunks: int = 1) -> float:
@@ -313,23 +377,49 @@ def in_flight(parallel: Parallel, rank: int, micro_batches: int, chunks: int = 1
     return min(2 * (p - rank - 1) + (chunks - 1) * p + 1, chunks * micro_batches) / chunks
 
 
-def _kept(recipe: Recipe, layers: list[int], entry: int, flying: float) -> int:
-    """Return a stage's activations: `layers` are the bytes of its layers, `entry` those of one layer's input.
+def layer_gradients(
+    model: ModelFacts,
+    tokens: int,
+    *,
+    moe: bool = False,
+    tensor: int = 1,
+    sequence: bool = False,
+    expert_tensor: int = 1,
+    kernels: Kernels = ASCEND,
+) -> int:
+    """Return the bytes of gradients a layer's backward pass holds at its fullest, beyond what the layer keeps.
+
+    That is where it begins, in the MLP: 2h of the residual stream, and 2f of gate and up while their own values are
+    still there. Of experts, rows of the larger of 2·expert_ffn and h + expert_ffn, the step before. A kernel's own
+    workspace is not in it. Counted in tests/cpu/test_activations.py.
+    """
+    n, h = kernels.number, model.hidden
+    rows = 0.0
+    if moe:
+        f = model.expert_ffn / expert_tensor
+        rows = model.experts_per_token * expert_tensor * max(h + f, 2 * f)
+    mlp = 0 if moe else 2 * model.ffn / tensor
+    return math.ceil(tokens * n * ((2 * h + rows) / (tensor if sequence else 1) + mlp))
+
+
+def _kept(recipe: Recipe, layers: list[int], entry: int, flying: float) -> tuple[int, int]:
+    """Return what a stage keeps, and what it recomputes at a time. `layers`: bytes of its layers, `entry`: of an input.
 
     Nothing recomputed: all layers of all micro batches in flight. "full": of those only the inputs of chunks of
     recompute_layers ("uniform"), or of the first recompute_layers ("block"), and one chunk is recomputed at a time
-    (K22, section 5). "selective" recomputes the attention core, which flash attention does by itself: no difference.
+    (K22, section 5), its input being there already. "selective" recomputes the attention core, which flash attention
+    does by itself: no difference.
     """
     each = recipe.memory.recompute_layers or 1
     if not layers:
-        return 0
+        return 0, 0
     if recipe.memory.recompute != "full":
-        return math.ceil(flying * sum(layers))
+        return math.ceil(flying * sum(layers)), 0
     if recipe.memory.recompute_method == "block":
         inside, outside = layers[:each], layers[each:]
-        return math.ceil(flying * (len(inside) * entry + sum(outside)) + max(inside))
+        return math.ceil(flying * (len(inside) * entry + sum(outside))), max(inside) - entry
     chunks = [sum(layers[i : i + each]) for i in range(0, len(layers), each)]
-    return math.ceil(flying * len(chunks) * entry + max(chunks))
+    return math.ceil(flying * len(chunks) * entry), max(chunks) - entry
 
 
 def micro_batch_tokens(subject: Subject) -> tuple[int, int]:
@@ -412,7 +502,8 @@ def train(subject: Subject) -> Training:
     last stage's alone, tokens · vocab / t of them, 8 bytes each: in fp32, overwritten by softmax and gradient, and
     once more while the gradient is divided by the temperature; an entropy bonus keeps a copy and its softmax, 8 more.
     A log-prob pass keeps one layer and, for the entropy it reports, 16 bytes a logit: logits, copy, softmax, product
-    (vocab_parallel_entropy). With fused kernels there are no logits.
+    (vocab_parallel_entropy); the last two of a chunk only where verl is told to go by chunks. With fused kernels there
+    are no logits. All of it counted on verl's own function in tests/cpu/test_activations.py.
     The reference policy is weights alone, on the host while it is not asked (param_offload).
     """
     r, model, p = subject.recipe, subject.model, subject.recipe.parallel
@@ -427,15 +518,13 @@ def train(subject: Subject) -> Training:
     if not r.batch.dynamic:
         log_prob_tokens = math.ceil((r.batch.log_prob_micro or r.batch.micro or 1) * longest / p.context)
     entry = 2 * model.hidden / (p.tensor if sequence else 1)
-    setting = {
-        "tensor": p.tensor,
-        "sequence": sequence,
-        "expert_tensor": expert_tensor(p),
-        "absorb": bool(r.transformer.get("use_dsa_absorb")),
-    }
+    setting = {"tensor": p.tensor, "sequence": sequence, "expert_tensor": expert_tensor(p)}
+    absorb = bool(r.transformer.get("use_dsa_absorb"))
     ranks = rank_layers(model, p)
     kinds = {kind for layers in ranks for kind in layers}
-    a_token = {k: layer_activations(model, 1 << 20, moe=k[0], index=k[1], **setting) / (1 << 20) for k in kinds}
+    many = 1 << 20  # so that rounding to whole bytes is nothing
+    a_token = {k: layer_activations(model, many, moe=k[0], index=k[1], absorb=absorb, **setting) / many for k in kinds}
+    back = {k: layer_gradients(model, many, moe=k[0], **setting) / many for k in kinds}
     vocab = 0 if r.model.fused_kernels else model.vocab / p.tensor
     logit = 8 + (8 if r.algorithm.entropy_coeff else 0)
     chunks = len(pipeline.stage_sizes(p, model.layers)) // p.pipeline
@@ -447,10 +536,12 @@ def train(subject: Subject) -> Training:
         last = rank == p.pipeline - 1
         weights, gradients = cost.weight * total, cost.gradient * total
         optimizer = math.ceil(cost.optimizer * share)
-        kept = _kept(r, [math.ceil(tokens * a_token[k]) for k in layers], math.ceil(tokens * entry), flying)
+        kept, recomputed = _kept(r, [math.ceil(tokens * a_token[k]) for k in layers], math.ceil(tokens * entry), flying)
         # The final norm's input and output.
         kept += math.ceil(2 * tokens * entry) if last else 0
-        passing = max((a_token[k] for k in layers), default=0) + (16 * vocab if last else 0)
+        passing = max((a_token[k] for k in layers), default=0) + (
+            log_prob_logit(r, log_prob_tokens) * vocab if last else 0
+        )
         reference = 0 if r.algorithm.kl_loss_coef is None else weights
         stages.append(
             Stage(
@@ -464,6 +555,7 @@ def train(subject: Subject) -> Training:
                 optimizer=optimizer,
                 reference=0 if offload else reference,
                 activations=kept,
+                backward=recomputed + math.ceil(tokens * max((back[k] for k in layers), default=0)),
                 logits=math.ceil(tokens * vocab * logit) if last else 0,
                 log_probs=math.ceil(log_prob_tokens * passing),
                 host=math.ceil(cost.optimizer_host * share)
@@ -475,6 +567,14 @@ def train(subject: Subject) -> Training:
     apart = r.mode == "fully_async" or r.rollout.free_cache is not False
     resident = 0 if apart else rollout_share(subject) or 0
     return Training(tokens, micro_batches, resident, tuple(stages))
+
+
+def log_prob_logit(recipe: Recipe, tokens: int) -> float:
+    """Return the bytes of a logit in a log-prob pass with its entropy, of `tokens` tokens on a device."""
+    verbatim, own = dict(flatten(recipe.verl)), f"actor_rollout_ref.actor.{recipe.engine}.entropy_from_logits"
+    if not verbatim.get(f"{own}_with_chunking"):
+        return 16
+    return 8 + 8 * min(1.0, verbatim.get(f"{own}_chunk_size", ENTROPY_CHUNK) / tokens)
 
 
 def sequence_parallel(recipe: Recipe) -> bool:
@@ -596,6 +696,15 @@ def estimate(subject: Subject) -> Memory:
 def _assumed(r: Recipe) -> Iterator[str]:
     longest = r.data.max_prompt_length + r.data.max_response_length
     yield f"Every sequence has the longest length, {longest} tokens; tokens are routed evenly to the experts."
+    yield (
+        f"What a layer keeps is within {KEPT_WITHIN:.0%} of Megatron-Core's own, the fullest moment of its forward and "
+        f"backward pass within {MOMENT_WITHIN:.0%}, counted on the CPU with kernels that keep what fused ones do. What "
+        "Ascend's keep is from their source, not measured; their workspace and communication buffers come on top."
+    )
+    ours = ["absorbed sparse attention (use_dsa_absorb)"] if r.transformer.get("use_dsa_absorb") else []
+    ours += ["context parallelism"] if r.parallel.context > 1 else []
+    if ours:
+        yield f"Activations of {' and '.join(ours)} are a formula that was not counted anywhere."
     if r.mode == "fully_async":
         yield "Training and generation have devices of their own: nothing of one is resident on the other's."
         return

@@ -275,12 +275,14 @@ def describe(found: Simulation) -> str:
         return f"{size / 1e9:8.2f}"
 
     lines = [f"{found.recipe} on {found.world} devices; a device of each stage, bytes in GB (1e9)"]
-    lines.append("stage layers    parameters  of experts  weights gradients optimizer | formula: activations  logits")
+    lines.append(
+        "stage layers    parameters  of experts  weights gradients optimizer | formula: activations backward  logits"
+    )
     for one, form in zip(found.built, found.memory.training.stages, strict=False):
         lines.append(
             f"{one.stage:5} {one.layers:6} {one.parameters + one.expert_parameters:13,} {one.expert_parameters:11,}"
             f" {giga(one.weights)} {giga(one.gradients)}  {giga(one.optimizer)} |"
-            f"             {giga(form.activations)} {giga(form.logits)}"
+            f"             {giga(form.activations)} {giga(form.backward)} {giga(form.logits)}"
         )
     if found.built:
         words = f"all stages: {found.total:,} parameters"

@@ -53,10 +53,10 @@ def test_bars_never_add_training_to_generation(tmp_path):
     groups = bars.parts(found)
     assert dict(groups["training"])["weights"] == found.training.fullest.weights
     assert sum(size for _, size in groups["training"]) == found.training.fullest.states + sum(
-        (found.training.fullest.activations, found.training.fullest.logits, found.training.rollout)
+        (found.training.fullest.update, found.training.rollout)
     )
     words = bars.describe(found)
-    assert words.startswith("training: 15.6 GB (weights 4.7")
+    assert words.startswith("training: 16.0 GB (weights 4.7")
     assert "device: 64 GB" in words
     for theme in ("light", "dark"):
         for suffix in (".png", ".svg"):
