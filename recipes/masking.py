@@ -43,7 +43,22 @@ _PLURALS = {"api", "access", "auth", "refresh", "bearer", "secret", "private"}
 _MODEL_TOKENS = {"pad", "eos", "bos", "unk", "mask", "sep", "cls", "image", "video", "audio", "special", "start", "end"}
 _MODEL_TOKENS |= {"stop", "think", "begin", "next", "first", "last", "new", "prompt", "response", "input", "output"}
 _MODEL_TOKENS |= {"per", "each", "max", "min", "num", "total", "by", "added", "decoder", "prefix", "suffix", "middle"}
-_MODEL_TOKENS |= {"tool", "fim", "eot", "eod", "eom", "mean", "avg", "seq", "sub", "cross", "every", "single", "this"}
+_MODEL_TOKENS |= {
+    "tool",
+    "fim",
+    "eot",
+    "eod",
+    "eom",
+    "mean",
+    "avg",
+    "seq",
+    "sub",
+    "cross",
+    "every",
+    "single",
+    "this",
+    "dp",
+}
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -157,7 +172,10 @@ def _named(match: re.Match[str]) -> str | None:
     """A value after a name that ends in a telling word: judged by the whole name, which is read backwards."""
     value = match[3]
     # Passwords may be anything. A token or a key that is no word of a sentence or of a program has a digit.
-    anything = match[1].lower().startswith(("pass", "pwd", "secret", "credential"))
+    stem, between = match[1].lower(), match[2]
+    anything = stem.startswith(("pass", "pwd")) or (
+        stem.startswith(("secret", "credential")) and (" " not in between or between.endswith(("'", '"')))
+    )
     if harmless(value) or not (anything or (len(value) >= 8 and _DIGIT.search(value) and not _NUMBER.fullmatch(value))):
         return None
     start = match.start()
@@ -387,7 +405,7 @@ def _chunks(file: Any) -> Iterator[bytes]:
     while part := file.read(CHUNK):
         part = rest + part
         begin = part.rfind(b"-----BEGIN ")
-        if begin >= 0 and b"-----END " not in part[begin:] and len(part) - begin < BLOCK:
+        if 0 <= begin > len(part) - BLOCK and b"\n" not in part[begin:].partition(b"-----END ")[2]:
             rest = part
             continue
         cut = part.rfind(b"\n") + 1
