@@ -1,21 +1,16 @@
 """A run as a job of a Ray cluster: where the cluster is, what it must have, and what the supervisor starts in verl's
-place. The job itself is recipes.run.ray_job's.
-
-As a command (`python -m recipes.run.cluster RECIPE [OVERRIDE…]`) it prints what a node needs before Ray is started on
-it, as shell assignments; scripts/ray_cluster.sh reads them.
+place. The job itself is recipes.run.ray_job's; a node of such a cluster is started by scripts/ray_cluster.sh.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from recipes.command import EXTERNAL_MODULES, Command
+from recipes.command import Command
 from recipes.errors import RecipeError
 from recipes.params import Composed, hardware_facts
 from recipes.run.directory import Run, read_state, write_json
@@ -93,42 +88,3 @@ def plan(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Any]:
         "nodes": list(recipe.ray_nodes),
         "wait_seconds": 60.0 * recipe.ray_wait_minutes,
     }
-
-
-def node_environment(recipe: Recipe, modules: tuple[str, ...]) -> dict[str, str]:
-    """Return what must be in a node's environment before `ray start`: the recipe's, and the external modules."""
-    return {**recipe.env, **({EXTERNAL_MODULES: ",".join(modules)} if modules else {})}
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print what a node of RECIPE needs, for `eval` in a shell: three values, then an `export` a variable."""
-    import shlex
-
-    from recipes import params
-    from recipes.command import external_modules
-
-    given = sys.argv[1:] if arguments is None else arguments
-    try:
-        if not given or given[0].startswith("-"):
-            raise RecipeError("usage: python -m recipes.run.cluster RECIPE [KEY=VALUE…]")
-        composed = params.compose(given[0], given[1:])
-        recipe = composed.recipe
-        variables = node_environment(recipe, external_modules(composed, os.environ))
-    except RecipeError as fault:
-        print(f"error: {fault}", file=sys.stderr)
-        return 2
-    sizes = wanted(recipe)
-    print(f"RESOURCE={shlex.quote(resource(recipe))}")
-    print(f"DEVICES={max(devices for _, devices in sizes)}")
-    print(f"NODES={sum(nodes for nodes, _ in sizes)}")
-    print(f"DEVICE={hardware_facts(recipe.hardware).device}")
-    for name, text in sorted(variables.items()):
-        if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            print(f"error: env: {name!r} is no name of a variable.", file=sys.stderr)
-            return 2
-        print(f"export {name}={shlex.quote(text)}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

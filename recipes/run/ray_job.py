@@ -33,6 +33,7 @@ if __name__ == "__main__":  # by its path: this folder holds modules of ours, an
     sys.path.append(sys.path.pop(0))
 
 from recipes.atomic import replace_file
+from recipes.masking import looks_secret
 
 # Seconds: between looks at the job; between looks at the nodes; for one answer of the dashboard.
 LOOK, NODES, ANSWER = 1.0, 5.0, 30
@@ -51,8 +52,6 @@ SILENCE = 600.0
 # Seconds the driver's node gets to see the run directory: network file systems remember that a file was not there.
 VISIBLE = 60
 
-# A variable with one of these words in its name is taken for a secret: a job's environment is shown to every user.
-SECRET = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_|$)", re.I)
 ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 # What a training's last words say when a process, or its node, went away under it.
 VANISHED = re.compile(r"Actor(?:Died|Unavailable)|NodeDied|WorkerCrashed|OwnerDied|Connection (?:closed|reset|refused)")
@@ -403,7 +402,7 @@ def job_environment(environment: Mapping[str, str], plan: Mapping[str, Any]) -> 
     The command repeats its environment in verl's ray_init, as a run on one machine needs it; Ray refuses a variable
     that both name, whatever its value, unless told otherwise.
     """
-    kept_back = sorted(name for name in environment if SECRET.search(name))
+    kept_back = sorted(name for name in environment if looks_secret(name))
     handed_on = {name: text for name, text in environment.items() if name not in kept_back}
     ours = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_GRACE)}
     return {**handed_on, **ours, plan["marker"]: plan["id"]}, kept_back
