@@ -31,7 +31,17 @@ FRAMES, OPEN = 2000, 256
 
 # Words of lines worth a look whether a pattern wants them or not: errors, tracebacks, steps, and the end.
 _WORTH_A_LOOK = (
-    *("rror", "xception", "Traceback (", "atal ", "FATAL", "egmentation fault", "core dumped", "terminate called"),
+    *(
+        "rror",
+        "ERROR",
+        "xception",
+        "Traceback (",
+        "atal ",
+        "FATAL",
+        "egmentation fault",
+        "core dumped",
+        "terminate called",
+    ),
     *("ailed", "died", "killed", "Abort", "CRITICAL", "step:", "Total training steps", "Training Progress: 100%"),
     *("Final validation metrics", "refused", "timed out", "Unable to", "annot "),
 )
@@ -347,6 +357,8 @@ def writer_of(text: str) -> tuple[str, str]:
 @lru_cache(maxsize=20_000)
 def match(text: str) -> Cause | None:
     """Return the first entry of the table that one line belongs to."""
+    if not _ANY.search(text):
+        return None
     for cause, patterns in _COMPILED:
         for parts in patterns:
             at = 0
@@ -370,6 +382,8 @@ def around(text: str, cause: Cause) -> str:
 
 
 _COMPILED = [(cause, [tuple(filter(None, p.split("…"))) for p in cause.patterns]) for cause in CAUSES]
+# One look that tells most lines from those worth the table: the longest part of each pattern.
+_ANY = re.compile("|".join({re.escape(max(parts, key=len)) for _, patterns in _COMPILED for parts in patterns}))
 
 
 def cut(text: str, width: int = QUOTE) -> str:
