@@ -138,16 +138,18 @@ def check(
 
 
 @main.command(epilog=OVERRIDES)
-@click.argument("name")
+@click.argument("name", required=False)
 @click.argument("overrides", nargs=-1)
+@click.option("--resume", "resumed", type=click.Path(path_type=Path), metavar="RUN", help="Go on with this run.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run goes (default: a new folder in runs/).")
 @click.option("--dry-run", is_flag=True, help="Print the command and its environment; start nothing.")
 @click.option("--waive", multiple=True, metavar="RULE", help="Launch in spite of this preflight rule.")
 @click.option("--deadline", type=click.FloatRange(min=0, min_open=True), help="End the run after so many minutes.")
 @python_option
 def run(
-    name: str,
+    name: str | None,
     overrides: tuple[str, ...],
+    resumed: Path | None,
     run_dir: Path | None,
     dry_run: bool,
     waive: tuple[str, ...],
@@ -156,19 +158,31 @@ def run(
 ) -> None:
     """Train a recipe, watch it, and judge it. Ctrl-C ends the run and everything it started.
 
+    With --resume RUN no recipe is named: the run goes on from its last whole checkpoint as a further attempt, with its
+    own recipe and the overrides given; --dry-run shows from where.
+
     Exit code 0 when the training ended by itself and what it exported is whole; `recipes judge` answers for the rest.
     """
     from recipes import notebook, params, preflight
     from recipes.command import build, training_python
-    from recipes.run import launch
-    from recipes.run.directory import default_path
+    from recipes.run import launch, resume
+    from recipes.run.directory import default_path, open_run
 
     python = python or training_python()
-    run_dir = (
-        run_dir or default_path(params.home() / "runs", name.removesuffix(".yaml").split("/params/")[-1])
-    ).absolute()
-    composed = params.compose(name, overrides, run_dir=str(run_dir))
-    command = build(composed, python=python)
+    if (name is None or "=" in name) != (resumed is not None):
+        raise RecipeError("Give the name of a recipe, or --resume RUN with overrides (key=value) only.")
+    if resumed is not None and run_dir is not None:
+        raise RecipeError("--run-dir does not go with --resume: a resumed run stays in its directory.")
+    resumption = None
+    if resumed is not None:
+        resumption = resume.plan(open_run(resumed), [w for w in (name, *overrides) if w], python=python)
+        composed, command = resumption.composed, resumption.command
+        for line in resumption.lines():
+            click.echo(line)
+    else:
+        place = run_dir or default_path(params.home() / "runs", name.removesuffix(".yaml").split("/params/")[-1])
+        composed = params.compose(name, overrides, run_dir=str(place.absolute()))
+        command = build(composed, python=python)
     if dry_run:
         for variable, text in command.environment.items():
             click.echo(f"{variable}={shlex.quote(text)}")
@@ -179,9 +193,8 @@ def run(
     for finding in found:
         click.echo(f"{finding.severity}: {finding}", err=True)
     preflight.refuse(found, waive)
-    started = launch.start(
-        composed, command, deadline_seconds=None if deadline is None else 60 * deadline, waived=waive
-    )
+    watched: dict[str, Any] = {"deadline_seconds": None if deadline is None else 60 * deadline, "waived": waive}
+    started = resume.resume(resumption, **watched) if resumption else launch.start(composed, command, **watched)
     click.echo(f"run directory: {started.path}")
     state = _follow(started.path, stop_on_interrupt=True)
     judged = notebook.judge(started.path)

@@ -72,6 +72,14 @@ class Composed:
     bases: tuple[str, ...]
     files: tuple[Path, ...]
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The keys whose value comes from no file: overrides and a notebook's parameters."""
+        last = {
+            key: found[-1].origin for key, found in self.history.items() if key not in ("recipe", "run_dir", "work")
+        }
+        return tuple(key for key, origin in last.items() if ".yaml:" not in origin)
+
 
 def home() -> Path:
     """Return the checkout that holds params/ (RECIPES_HOME, or the folder above this package).
@@ -110,10 +118,12 @@ def compose(
     *,
     run_dir: str = "",
     work: str | None = None,
+    label: str | None = None,
 ) -> Composed:
     """Compose a recipe from its file, its bases, `parameters` (typed, from a notebook) and `overrides` (key=value).
 
     `name` is a name of `names()` or the path of a YAML file. Parameters that are None are as in the recipe.
+    `label` is the recipe's name where it is not the file's (recipe.yaml of a run).
     Raises RecipeError for an unknown name or key, a value of the wrong type, a required value that is missing.
     """
     path = _recipe_path(name)
@@ -126,7 +136,7 @@ def compose(
     ]
     settings += [_parse_override(text) for text in overrides]
     refuse_secrets(settings)
-    label = _recipe_name(path)
+    label = label or _recipe_name(path)
     settings.append(Setting("recipe", label, "file name"))
     settings.append(Setting("run_dir", run_dir, "launch"))
     settings.append(Setting("work", work if work is not None else str(work_dir()), "RECIPES_WORK"))

@@ -19,7 +19,7 @@ import pytest
 from recipes import live, params
 from recipes.command import build
 from recipes.errors import RecipeError
-from recipes.run import launch, processes, supervisor
+from recipes.run import causes, launch, processes, supervisor
 from recipes.run.directory import create, default_path, open_run, read_state, update_state, write_json
 
 CHILDREN = Path(__file__).parent / "children"
@@ -167,7 +167,7 @@ def test_a_clock_that_is_set_right_makes_no_run_lost(started, monkeypatch):
 
 def test_a_training_that_cannot_be_started_is_a_failed_run(tmp_path):
     run = create(tmp_path / "run", "r", {})
-    write_json(run.command_file, {"argv": ["/no/such/python"], "environment": {}})
+    write_json(run.attempt(1) / "command.json", {"argv": ["/no/such/python"], "environment": {}})
     assert subprocess.run([sys.executable, "-m", "recipes.run.supervisor", str(run.path)], timeout=20).returncode == 1
     state = read_state(run)
     assert state["state"] == "failed"
@@ -240,7 +240,7 @@ def test_the_last_exception_of_a_log_is_the_cause(tmp_path):
         "(WorkerDict pid=2) ray.exceptions.RayTaskError(KeyError): not this shape\n"
         "torch.cuda.OutOfMemoryError: the last one\nend\n"
     )
-    assert supervisor.last_exception(log) == "torch.cuda.OutOfMemoryError: the last one"
+    assert causes.last_exception(log) == "torch.cuda.OutOfMemoryError: the last one"
 
 
 def test_a_log_line_is_shown_clean_and_short(tmp_path):

@@ -16,6 +16,7 @@ def install() -> None:
         after(module)(torch_cuda.build_on_cpu)
     after("megatron.core.tensor_parallel.random")(set_random_state_of_cpu)
     after("megatron.core.tensor_parallel.random")(expect_cpu_random_state_to_change)
+    after("megatron.core.optimizer.distrib_optimizer")(resume_torch_adam)
     after("megatron.core.transformer.moe.token_dispatcher")(give_split_sizes_as_numbers)
     after("megatron.core.models.gpt.experimental_attention_variant_module_specs")(build_dsa_from_torch_layers)
     after("megatron.core.transformer.experimental_attention_variant.dsa")(leave_out_hadamard_rotation)
@@ -47,6 +48,31 @@ def expect_cpu_random_state_to_change(module: ModuleType) -> None:
     """
     needless = "CPU RNG state changed within GPU RNG context"
     logging.getLogger(module.__name__).addFilter(lambda record: record.getMessage() != needless)
+
+
+def resume_torch_adam(module: ModuleType) -> None:
+    """DistributedOptimizer (megatron.core.optimizer.distrib_optimizer) is made for the fused Adam of TransformerEngine
+    or Apex, which counts steps once a group. torch's Adam counts them once a parameter: loading a checkpoint asks an
+    optimizer that has made no step yet for its count, and then gives all parameters one counter, which every step
+    advances once for each of them.
+    """
+    optimizer = module.DistributedOptimizer
+
+    def state_dict(self):
+        for group in self.optimizer.param_groups:
+            for weight in group["params"]:
+                if not self.optimizer.state[weight]:
+                    moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+                    self.optimizer.state[weight] = {"step": torch.tensor(0.0), **moments}
+        return known_state_dict(self)
+
+    def load_state_dict(self, state_dict):
+        known_load(self, state_dict)
+        for state in self.optimizer.state.values():
+            state["step"] = state["step"].clone()
+
+    known_state_dict = replace(optimizer, "state_dict", state_dict, parameters="self")
+    known_load = replace(optimizer, "load_state_dict", load_state_dict, parameters="self state_dict")
 
 
 def give_split_sizes_as_numbers(module: ModuleType) -> None:

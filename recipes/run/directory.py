@@ -7,7 +7,9 @@ always as a whole file, so a reader at any moment sees a consistent state.
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -20,6 +22,9 @@ import psutil
 
 from recipes.atomic import replace_file
 from recipes.errors import RecipeError
+
+# Seconds without a heartbeat after which a run on another machine, which cannot be looked at, is taken for lost.
+SILENCE = 120.0
 
 STATES = ("prepared", "running", "finished", "failed", "stopped", "lost")
 ENDED = ("finished", "failed", "stopped", "lost")
@@ -47,13 +52,24 @@ class Run:
     def verdict_file(self) -> Path:
         return self.path / "verdict.json"
 
-    def attempt(self, number: int) -> Path:
-        return self.path / "attempts" / str(number)
+    @property
+    def attempts(self) -> tuple[int, ...]:
+        """The numbers of its attempts, rising; a resumed run has several."""
+        folder = self.path / "attempts"
+        return tuple(sorted(int(p.name) for p in folder.glob("*") if p.name.isdecimal() and p.is_dir()))
 
-    def log(self, number: int = 1) -> Path:
+    @property
+    def latest(self) -> int:
+        return max(self.attempts, default=1)
+
+    def attempt(self, number: int | None = None) -> Path:
+        """The folder of attempt `number`, or of the latest."""
+        return self.path / "attempts" / str(self.latest if number is None else number)
+
+    def log(self, number: int | None = None) -> Path:
         return self.attempt(number) / "train.log"
 
-    def metrics(self, number: int = 1) -> Path:
+    def metrics(self, number: int | None = None) -> Path:
         return self.attempt(number) / "metrics.jsonl"
 
 
@@ -101,16 +117,51 @@ def open_run(path: str | Path) -> Run:
     return run
 
 
+def begin_attempt(run: Run, number: int) -> None:
+    """Make the folder of attempt `number`. Of two that try at once, one gets it; the other gets a RecipeError."""
+    try:
+        run.attempt(number).mkdir()
+    except FileExistsError as fault:
+        raise RecipeError(f"{run.path}: attempt {number} was started in the same moment; watch it instead.") from fault
+    except OSError as fault:
+        raise RecipeError(f"{run.path} cannot be written: {fault.strerror}.") from fault
+
+
 def read_state(run: Run) -> dict[str, Any]:
     """Return run.json, with the state `lost` in place of `running` when its supervisor is gone."""
     state = _load(run)
-    if state["state"] == "running" and not is_alive(state["supervisor"]):
+    if state["state"] == "running" and (cause := _gone(state)):
         # It may have ended properly between our reading and our looking: only a second reading can tell.
         state = _load(run)
-        if state["state"] == "running":
-            cause = "the supervisor is gone without a word (killed, or the machine went down)"
+        if state["state"] == "running" and (cause := _gone(state)):
             state |= {"state": "lost", "cause": cause}
     return state
+
+
+def is_here(state: Mapping[str, Any]) -> bool:
+    """Say whether the processes of a run can be seen and ended from here."""
+    return state.get("place", here()) == here()
+
+
+def here() -> dict[str, str]:
+    """Return what must be equal for a process to be visible: host, boot of its kernel, namespace of process ids."""
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    return {
+        "host": socket.gethostname(),
+        "boot": boot.read_text(encoding="utf-8").strip() if boot.exists() else "",
+        "namespace": os.readlink(namespace) if namespace.exists() else "",  # noqa: PTH115  no path, a name
+    }
+
+
+def _gone(state: Mapping[str, Any]) -> str:
+    """Return why a run that says it is running is not, or an empty string."""
+    if is_here(state):
+        return "" if is_alive(state["supervisor"]) else "the supervisor is gone without a word (killed)"
+    host = state["place"]["host"]
+    if host == here()["host"]:
+        return "the machine or its container was started again since"
+    silent = time.time() - datetime.fromisoformat(state["heartbeat"]).timestamp()
+    return f"no word from {host} for {silent:.0f} s" if silent > SILENCE else ""
 
 
 def _load(run: Run) -> dict[str, Any]:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from recipes import params
-from recipes.command import Command, compose_verl
+from recipes.command import Command, compose_verl, external_modules
 from recipes.errors import RecipeError
-from recipes.run import processes
-from recipes.run.directory import ENDED, Run, create, read_state, update_state, write_json, write_text
-from recipes.run.supervisor import GRACE
+from recipes.run import cluster, processes
+from recipes.run.directory import (
+    ENDED,
+    Run,
+    create,
+    is_here,
+    read_state,
+    update_state,
+    write_json,
+    write_text,
+)
+from recipes.run.supervisor import GRACE, clean_up
 
 # The write ends of the pipes to our supervisors, by run. They close when this process ends, however it ends: that is
 # how a supervisor learns that its launcher is gone.
@@ -31,51 +41,110 @@ def start(
     composed: params.Composed,
     command: Command,
     *,
-    on_disconnect: str = "stop",
+    on_disconnect: str | None = None,
     deadline_seconds: float | None = None,
     grace_seconds: float = GRACE,
     waived: Iterable[str] = (),
 ) -> Run:
     """Create the run directory of `composed` and start its training under a supervisor. Returns at once.
 
-    on_disconnect: "stop" ends the training when this process goes away, "continue" lets it run on.
+    on_disconnect: "stop" ends the training when this process goes away, "continue" lets it run on; None: as the recipe
+    says.
     waived: names of preflight rules it is launched in spite of, for the record.
     grace_seconds: how long the training may take to end once asked, before it is killed.
     Raises RecipeError when the directory holds a run or cannot be written.
     """
-    if on_disconnect not in ("stop", "continue"):
-        raise RecipeError(f"on_disconnect={on_disconnect!r} must be stop or continue.")
-    from omegaconf import OmegaConf
-
-    verl_config = compose_verl(command, composed)
-    details = {
-        "title": composed.recipe.title,
-        "hardware": composed.recipe.hardware,
-        "steps": composed.recipe.trainer.steps,
-        "on_disconnect": on_disconnect,
-        "deadline_seconds": deadline_seconds,
-        "grace_seconds": grace_seconds,
-        "waived": sorted(waived),
-    }
-    run = create(Path(composed.recipe.run_dir), composed.name, details)
-    write_json(
-        run.command_file,
-        {"argv": list(command.argv), "environment": dict(command.environment), "verl": command.verl},
+    details = terms(
+        composed,
+        on_disconnect=on_disconnect,
+        deadline_seconds=deadline_seconds,
+        grace_seconds=grace_seconds,
+        waived=waived,
     )
-    write_text(run.path / "recipe.yaml", params.dump(composed.recipe))
-    write_text(run.path / "verl.yaml", OmegaConf.to_yaml(verl_config))
-    _start_supervisor(run)
+    config = verl_yaml(command, composed)  # what verl would refuse is refused before anything is written
+    run = create(Path(composed.recipe.run_dir), composed.name, details)
+    write_down(run, 1, composed, command, config)
+    start_supervisor(run, 1)
     return run
 
 
-def _start_supervisor(run: Run) -> None:
+def terms(
+    composed: params.Composed,
+    *,
+    on_disconnect: str | None = None,
+    deadline_seconds: float | None = None,
+    grace_seconds: float = GRACE,
+    waived: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Return what run.json says of how an attempt is watched over. Raises RecipeError for an unknown on_disconnect."""
+    recipe = composed.recipe
+    rule, watch = on_disconnect or recipe.supervision.on_disconnect, recipe.supervision
+    if rule not in ("stop", "continue"):
+        raise RecipeError(f"on_disconnect={rule!r} must be stop or continue.")
+    startup = watch.startup_minutes
+    if recipe.launch == "ray":
+        cluster.address(recipe, os.environ)
+    return {
+        "title": recipe.title,
+        "file": recipe.recipe,
+        "given": list(composed.given),
+        "hardware": recipe.hardware,
+        "launch": recipe.launch,
+        "steps": recipe.trainer.steps,
+        "on_disconnect": rule,
+        "deadline_seconds": deadline_seconds,
+        "grace_seconds": grace_seconds,
+        "hang": {
+            "on_hang": watch.on_hang,
+            "patience": {
+                "factor": watch.hang_factor,
+                "least": 60 * watch.hang_minutes,
+                "startup": None if startup is None else 60 * startup,
+            },
+        },
+        "waived": sorted(waived),
+    }
+
+
+def verl_yaml(command: Command, composed: params.Composed) -> str:
+    """Return verl's whole configuration as YAML. Raises RecipeError for what verl would refuse."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(compose_verl(command, composed))
+
+
+def write_down(run: Run, attempt: int, composed: params.Composed, command: Command, config: str) -> None:
+    """Write command.json, recipe.yaml and verl.yaml of an attempt: its own copies, and in the run's folder the latest.
+
+    recipe.yaml names the external modules as they are loaded, but for those this process's environment adds.
+    """
+    modules = list(external_modules(composed, {}))
+    recipe = params.dump(dataclasses.replace(composed.recipe, external_modules=modules))
+    told: Mapping[str, Any] = {
+        "argv": list(command.argv),
+        "environment": dict(command.environment),
+        "verl": command.verl,
+    }
+    if composed.recipe.launch == "ray":
+        told = {**told, "supervised": cluster.supervised(command, composed, run, attempt)}
+    for folder in (run.attempt(attempt), run.path):
+        write_json(folder / "command.json", told)
+        write_text(folder / "recipe.yaml", recipe)
+        write_text(folder / "verl.yaml", config)
+
+
+def start_supervisor(run: Run, attempt: int) -> None:
+    """Start the supervisor of an attempt that is written down, and wait until it owns the training.
+
+    Raises RecipeError when it does not start; the run is `failed` then.
+    """
     theirs, ours = os.pipe()
     os.set_inheritable(theirs, True)
     # A session of its own: Ctrl-C in a terminal and the end of a kernel's process group reach us, not the supervisor.
-    argv = [sys.executable, "-m", "recipes.run.supervisor", str(run.path), "--link", str(theirs)]
+    words = ["-m", "recipes.run.supervisor", str(run.path), "--attempt", str(attempt), "--link", str(theirs)]
     with (run.path / "supervisor.log").open("ab") as log:
         supervisor = subprocess.Popen(
-            argv,
+            [sys.executable, *words],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -83,6 +152,7 @@ def _start_supervisor(run: Run) -> None:
             pass_fds=(theirs,),
         )
     os.close(theirs)
+    _forget(run)
     _LINKS[run.path] = ours
     limit = time.monotonic() + START_SECONDS
     while read_state(run)["state"] == "prepared":
@@ -96,22 +166,24 @@ def _start_supervisor(run: Run) -> None:
 def stop(run: Run) -> dict:
     """End everything of a run and return its state. A run that has ended is left as it is, but for stray processes.
 
-    Raises RecipeError when processes of the run are still there long after they were asked and killed.
+    Raises RecipeError when it runs on another machine, or when processes of it are still there long after they were
+    asked and killed.
     """
     state = read_state(run)
+    if state["state"] == "running" and not is_here(state):
+        raise RecipeError(f"{run.path} runs on {state['place']['host']}: `recipes stop` works there.")
     if state["state"] == "running":
         with contextlib.suppress(ProcessLookupError):
             os.kill(state["supervisor"]["pid"], signal.SIGTERM)
         state = wait(run, timeout=state["grace_seconds"] + 30)
-    recorded = _recorded(run)
+    if not is_here(state):
+        return state
     if state["state"] in ENDED:
-        processes.end(processes.of_run(state["id"], recorded), grace=GRACE)
-        if state["state"] == "lost":
-            update_state(run, state="lost", cause=state["cause"])
-    left = processes.of_run(state["id"], recorded)
+        clean_up(run, state["id"], state.get("ray_folder"))
+    left = processes.of_run(state["id"], processes.recorded(run.path)[0])
     if left or state["state"] not in ENDED:
         raise RecipeError(f"{run.path}: {len(left)} processes are still there: {[p.pid for p in left]}.")
-    return state
+    return read_state(run)
 
 
 def wait(run: Run, timeout: float | None = None) -> dict:
@@ -130,10 +202,3 @@ def _forget(run: Run) -> None:
     link = _LINKS.pop(run.path, None)
     if link is not None:
         os.close(link)
-
-
-def _recorded(run: Run) -> list[dict]:
-    try:
-        return json.loads((run.path / "processes.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return []

@@ -1,7 +1,7 @@
 """The process that owns a training: its log, its process group, its end, and run.json.
 
 It outlives the kernel that started it just long enough to end the training properly (or to let it go on, if the
-run says so), and it writes what happened in words.
+recipe says so), and it writes what happened in words. Should it be killed itself, a guard ends what it leaves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import json
 import os
-import re
 import select
 import shutil
 import signal
@@ -23,8 +22,8 @@ from pathlib import Path
 
 import psutil
 
-from recipes.run import processes
-from recipes.run.directory import Run, identify, now, update_state, write_json
+from recipes.run import causes, hang, processes
+from recipes.run.directory import Run, here, identify, is_alive, now, read_state, update_state, write_json
 
 # Seconds between looks at the training, and between heartbeats in run.json.
 LOOK, HEARTBEAT = 0.25, 5.0
@@ -32,6 +31,10 @@ LOOK, HEARTBEAT = 0.25, 5.0
 GRACE = 15.0
 # Seconds for what is left after the training itself has gone: Ray's daemons need no more to notice.
 LEFTOVER_GRACE = 2.0
+# Seconds the end of a run waits for a full disk to take its last words.
+DISK_PATIENCE = 30.0
+# Bytes set aside at the start: given back at the end, they make room for run.json where the disk is full.
+RESERVE = 131_072
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
@@ -47,25 +50,92 @@ def main() -> int:
 
 
 def supervise(run: Run, attempt: int, link: int | None) -> int:
-    """Start the command of command.json, watch it, end everything it leaves, and record how it ended."""
-    command = json.loads(run.command_file.read_text(encoding="utf-8"))
-    state = json.loads(run.state_file.read_text(encoding="utf-8"))
-    asked = _listen()
-    _adopt_orphans()
-    # Ray's sockets live in its temporary folder and their paths may not exceed 107 bytes: a run directory can be long.
-    ray_folder = tempfile.mkdtemp(prefix="ray-")
-    environment = {
-        **os.environ,
-        **command["environment"],
-        processes.MARKER: state["id"],
-        "RAY_TMPDIR": ray_folder,
-    }
-    began = time.monotonic()
-    entry = {"number": attempt, "started": now(), "ended": None, "seconds": None, "exit_code": None}
-    try:
-        with run.log(attempt).open("ab") as log:
-            child = subprocess.Popen(
-                command["argv"],
+    """Start the command of attempt `attempt`, watch it, end everything it leaves, and record how it ended."""
+    return Supervisor(run, attempt).supervise(link)
+
+
+class Supervisor:
+    """One attempt of a run, from its start to the last words in run.json."""
+
+    def __init__(self, run: Run, attempt: int) -> None:
+        self.run, self.number = run, attempt
+        self.state = json.loads(run.state_file.read_text(encoding="utf-8"))
+        self.command = json.loads((run.attempt(attempt) / "command.json").read_text(encoding="utf-8"))
+        self.earlier = [a for a in self.state["attempts"] if a["number"] != attempt]
+        self.entry = next((a for a in self.state["attempts"] if a["number"] == attempt), {"number": attempt})
+        self.entry |= {"started": now(), "ended": None, "seconds": None, "exit_code": None}
+        self.asked: list[str] = []
+        self.alarms: list[dict] = []
+        # Ray's sockets live in its temporary folder and their paths may not exceed 107 bytes: a run directory can be
+        # long.
+        self.ray_folder = tempfile.mkdtemp(prefix="ray-")
+        self.child: subprocess.Popen | None = None
+        self.guard: int | None = None
+        self.began = time.monotonic()
+        self.memory_kills = causes.memory_kills()
+
+    def supervise(self, link: int | None) -> int:
+        """Own the attempt. `link` is the read end of the launcher's pipe. Returns the exit code of main()."""
+        self._listen()
+        _adopt_orphans()
+        word = self._fork_guard(link)
+        (self.run.path / ".reserve").write_bytes(b"\0" * RESERVE)
+        try:
+            return self._own(link)
+        except Exception as fault:
+            self._end_all()
+            self._record("failed", f"the supervisor itself failed: {type(fault).__name__}: {fault}", None)
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                os.write(word, b"done")
+
+    def _own(self, link: int | None) -> int:
+        try:
+            self.child = self._start()
+        except OSError as fault:
+            self._record("failed", f"the training could not be started: {fault}", None)
+            shutil.rmtree(self.ray_folder, ignore_errors=True)
+            return 1
+        self.entry["process"] = identify(self.child.pid)
+        self._update(
+            state="running",
+            cause="",
+            attempts=[*self.earlier, self.entry],
+            supervisor=identify(os.getpid()),
+            place=here(),
+            heartbeat=now(),
+            ray_folder=self.ray_folder,
+        )
+        outcome, reason = self._wait(link)
+        self.entry["seconds"] = round(time.monotonic() - self.began, 2)
+        if reason:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.child.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.child.wait(self.state.get("grace_seconds", GRACE))
+        killed = self._end_all()
+        code = self.child.wait()
+        if reason:
+            cause = reason + (f"; {killed} processes had to be killed" if killed else "")
+        elif code == 0:
+            outcome, cause = "finished", ""
+        else:
+            kills = causes.memory_kills() - self.memory_kills
+            outcome, cause = "failed", causes.in_words(code, self.run.log(self.number), kills)
+        self._record(outcome, cause, code)
+        return code if outcome in ("finished", "failed") and not reason else 1
+
+    def _start(self) -> subprocess.Popen:
+        environment = {
+            **os.environ,
+            **self.command["environment"],
+            processes.MARKER: self.state["id"],
+            "RAY_TMPDIR": self.ray_folder,
+        }
+        with self.run.log(self.number).open("ab") as log:
+            return subprocess.Popen(
+                self.command.get("supervised") or self.command["argv"],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -73,83 +143,141 @@ def supervise(run: Run, attempt: int, link: int | None) -> int:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
-    except OSError as fault:
-        _record(run, entry, "failed", f"the training could not be started: {fault}", None)
+
+    def _wait(self, link: int | None) -> tuple[str, str]:
+        """Wait for the end of the training. Returns the state and reason to stop it, empty if it ended itself."""
+        assert self.child is not None
+        deadline, rule = self.state.get("deadline_seconds"), self.state.get("on_disconnect", "stop")
+        watch = self.state.get("hang") or {}
+        patience = hang.Patience(**watch.get("patience", {}))
+        pace = hang.Pace(self.run.metrics(self.number), patience, self.began)
+        beat = alarmed = self.began
+        while self.child.poll() is None:
+            if self.asked:
+                return "stopped", self.asked[0]
+            if deadline is not None and time.monotonic() - self.began > deadline:
+                return "stopped", f"deadline of {deadline:g} s passed"
+            if link is not None and _closed(link):
+                os.close(link)
+                link = None
+                if rule == "stop":
+                    return "stopped", "the notebook, papermill or shell that launched it went away"
+            elif link is None:
+                time.sleep(LOOK)
+            at = time.monotonic()
+            if (reason := pace.look(at)) and alarmed <= pace.last:
+                alarmed = at
+                reason = self._alarm(reason, pace.steps)
+                if watch.get("on_hang") == "stop":
+                    return "failed", f"it hangs: {reason}"
+            if at - beat > HEARTBEAT:
+                beat = at
+                self._update(heartbeat=now())
+                self._remember()
+        return "", ""
+
+    def _alarm(self, reason: str, lines: int) -> str:
+        """Save the stacks of all processes of the run and put the alarm on record. Returns its sentence."""
+        path = self.run.attempt(self.number) / "stacks" / f"{time.strftime('%Y%m%d-%H%M%S')}.txt"
+        try:
+            read = hang.save_stacks(self._ours(), path)
+            reason += f"; the stacks of {read} processes are in {path.relative_to(self.run.path)}"
+        except OSError as fault:
+            reason += f"; their stacks could not be written: {fault.strerror}"
+        self.alarms.append({"attempt": self.number, "at": now(), "after_lines": lines, "sentence": reason})
+        self._update(alarms=[*self.state.get("alarms", []), *self.alarms])
+        return reason
+
+    def _remember(self) -> None:
+        """Write down our processes and shared memory: Ray renames its workers, and a killed one tells nothing more."""
+        ours = self._ours()
+        with contextlib.suppress(OSError):
+            write_json(
+                self.run.path / "processes.json",
+                {"processes": processes.identities(ours), "shared_memory": sorted(processes.shared_memory(ours))},
+            )
+
+    def _ours(self) -> list[psutil.Process]:
+        return processes.descendants(apart_from=self.guard)
+
+    def _end_all(self) -> int:
+        """End what is left of the run, sweep what it leaves on this machine. Returns how many had to be killed."""
+        shared = processes.shared_memory(self._ours()) | processes.recorded(self.run.path)[1]
+        left = {p.pid: p for p in [*self._ours(), *processes.of_run(self.state["id"])]}
+        killed = processes.end(left.values(), LEFTOVER_GRACE)
+        processes.sweep(shared)
+        shutil.rmtree(self.ray_folder, ignore_errors=True)
+        return killed
+
+    def _listen(self) -> None:
+        """Turn TERM and INT into a request to stop."""
+        signal.signal(signal.SIGTERM, lambda *_: self.asked.append("stopped by request"))
+        signal.signal(signal.SIGINT, lambda *_: self.asked.append("interrupted"))
+
+    def _fork_guard(self, link: int | None) -> int:
+        """Fork a process that cleans up should this one be killed. Returns the pipe over which it hears of our end."""
+        theirs, ours = os.pipe()
+        self.guard = os.fork()
+        if self.guard:
+            os.close(theirs)
+            return ours
+        try:
+            os.close(ours)
+            if link is not None:
+                os.close(link)
+            os.setsid()
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            if os.read(theirs, 4) != b"done":
+                clean_up(self.run, self.state["id"], self.ray_folder)
+        finally:
+            os._exit(0)
+
+    def _record(self, state: str, cause: str, code: int | None) -> None:
+        self.entry |= {"ended": now(), "exit_code": code, "state": state, "cause": cause}
+        (self.run.path / ".reserve").unlink(missing_ok=True)
+        limit = time.monotonic() + DISK_PATIENCE
+        last = {"state": state, "cause": cause, "attempts": [*self.earlier, self.entry], "heartbeat": now()}
+        while not self._update(**last) and time.monotonic() < limit:
+            time.sleep(1.0)
+
+    def _update(self, **changes: object) -> bool:
+        """Change run.json. A disk that takes nothing now may do so later: False then, and the training goes on."""
+        try:
+            update_state(self.run, **changes)
+        except OSError as fault:
+            with contextlib.suppress(OSError):
+                print(f"{now()} run.json could not be written: {fault.strerror}", flush=True)
+            return False
+        return True
+
+
+def clean_up(run: Run, run_id: str, ray_folder: str | None) -> None:
+    """End every process of a run whose supervisor is gone, sweep what it left, and record the run as lost."""
+    recorded, shared = processes.recorded(run.path)
+    supervisor, limit = read_state(run).get("supervisor"), time.monotonic() + 5.0
+    while supervisor and is_alive(supervisor) and time.monotonic() < limit:  # its pipe closes before it is gone
+        time.sleep(0.05)
+    for _ in range(3):  # a process that is just starting another one
+        left = processes.of_run(run_id, recorded)
+        shared |= processes.shared_memory(left)
+        processes.end(left, LEFTOVER_GRACE)
+    processes.sweep(shared)
+    if ray_folder:
         shutil.rmtree(ray_folder, ignore_errors=True)
-        return 1
-    entry["process"] = identify(child.pid)
-    update_state(run, state="running", attempts=[entry], supervisor=identify(os.getpid()), heartbeat=now())
-
-    reason = _wait(run, child, asked, link, state.get("on_disconnect", "stop"), state.get("deadline_seconds"))
-    entry["seconds"] = round(time.monotonic() - began, 2)
-    if reason:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(state.get("grace_seconds", GRACE))
-    left = {p.pid: p for p in [*_descendants(), *processes.of_run(state["id"])]}
-    killed = processes.end(left.values(), LEFTOVER_GRACE)
-    code = child.wait()
-    shutil.rmtree(ray_folder, ignore_errors=True)
-
-    if reason:
-        outcome, cause = "stopped", reason + (f"; {killed} processes had to be killed" if killed else "")
-    elif code == 0:
-        outcome, cause = "finished", ""
-    else:
-        outcome, cause = "failed", _words(code, run.log(attempt))
-    _record(run, entry, outcome, cause, code)
-    return code if outcome != "stopped" else 1
-
-
-def _listen() -> list[str]:
-    """Turn TERM and INT into a request to stop; the returned list holds its words once it came."""
-    asked: list[str] = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append("stopped by request"))
-    signal.signal(signal.SIGINT, lambda *_: asked.append("interrupted"))
-    return asked
-
-
-def _wait(
-    run: Run, child: subprocess.Popen, asked: list[str], link: int | None, rule: str, deadline: float | None
-) -> str:
-    """Wait for the end of the training. Returns the reason to stop it, or an empty string when it ended by itself."""
-    started = beat = time.monotonic()
-    while child.poll() is None:
-        if asked:
-            return asked[0]
-        if deadline is not None and time.monotonic() - started > deadline:
-            return f"deadline of {deadline:g} s passed"
-        if link is not None and _closed(link):
-            os.close(link)
-            link = None
-            if rule == "stop":
-                return "the notebook, papermill or shell that launched it went away"
-        elif link is None:
-            time.sleep(LOOK)
-        if time.monotonic() - beat > HEARTBEAT:
-            beat = time.monotonic()
-            update_state(run, heartbeat=now())
-            write_json(run.path / "processes.json", _identities())
-    return ""
+    (run.path / ".reserve").unlink(missing_ok=True)
+    state = read_state(run)
+    if state["state"] == "lost":
+        attempts = state["attempts"]
+        if attempts and attempts[-1].get("ended") is None:
+            attempts[-1] |= {"ended": now(), "state": "lost", "cause": state["cause"]}
+        update_state(run, state="lost", cause=state["cause"], attempts=attempts)
 
 
 def _closed(link: int) -> bool:
     """Wait one look for the pipe to the launcher to close. Nothing is ever written to it."""
     ready, _, _ = select.select([link], [], [], LOOK)
     return bool(ready) and os.read(link, 1) == b""
-
-
-def _identities() -> list[dict]:
-    alive = []
-    for process in _descendants():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            alive.append(identify(process.pid))
-    return alive
-
-
-def _descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
 
 
 def _adopt_orphans() -> None:
@@ -162,31 +290,6 @@ def _die_with_parent() -> None:
     """In the child: get SIGTERM if the supervisor is killed, so that the training cannot run on unseen."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
-def _record(run: Run, entry: dict, state: str, cause: str, code: int | None) -> None:
-    entry |= {"ended": now(), "exit_code": code, "state": state, "cause": cause}
-    update_state(run, state=state, cause=cause, attempts=[entry], heartbeat=now())
-
-
-def _words(code: int, log: Path) -> str:
-    """Say how the training ended: the signal's name or the exit code, and the last exception its log shows."""
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    exception = last_exception(log)
-    return f"{how}: {exception}" if exception else how
-
-
-def last_exception(log: Path, window: int = 256_000) -> str:
-    """Return the last line `SomethingError: words` in the last `window` bytes of a log, or an empty string."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - window))
-        text = file.read().decode("utf-8", errors="replace")
-    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    text = re.sub(r" \[repeated \d+x across cluster\][^\n]*", "", text)  # Ray's count of lines it left out
-    found = re.findall(
-        r"^(?:\([^)\n]*\)\s*)?\s*((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b(?::[^\n]*)?)$", text, re.M
-    )
-    return found[-1][:500] if found else ""
 
 
 if __name__ == "__main__":
