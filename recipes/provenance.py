@@ -35,13 +35,14 @@ DIFF_BYTES, UNTRACKED = 1 << 20, 100
 GIT_SECONDS, DEADLINE = 60, 600
 
 # Variables that decide how a training runs: their values are kept. Of all others only that they are set.
-KEPT = (
+_KEPT = (
     "ASCEND ATB CANN HCCL NPU TASK_QUEUE CPU_AFFINITY COMBINED ACL MINDSPEED VERL VLLM SGLANG RAY TORCH PYTORCH "
     "OMP MKL OPENBLAS NUMEXPR KMP GLOO NCCL TP_ CUDA TRITON INDUCTOR HYDRA TRANSFORMERS TOKENIZERS HF_ HUGGINGFACE "
     "DATASETS MODELSCOPE TENSORBOARD WANDB SWANLAB MLFLOW MASTER_ RANK WORLD_SIZE LOCAL_ NODE_ SLURM KUBERNETES "
     "RECIPES TQ_ TRAINER_ LD_ PATH PYTHON VIRTUAL_ENV CONDA_DEFAULT_ENV CONDA_PREFIX LANG LC_ TZ MALLOC JEMALLOC "
     "HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy XDG_CACHE TMPDIR PWD HOSTNAME"
-).split()
+)
+KEPT = tuple(_KEPT.split())
 
 # Asked of the interpreter that trains, which may be another than ours. Reading metadata of each costs a second.
 _PACKAGES = """
@@ -154,9 +155,9 @@ def gather(
     repositories, diffs = part("git", lambda: _repositories(places, secrets), ({}, {}))
     found = {
         "workbook": __version__,
-        "command": {**command, "folder": os.getcwd()},
+        "command": {**command, "folder": str(Path.cwd())},
         "environment": kept(environment),
-        "recipe_files": part("recipe files", lambda: {_label(path): _hash(path) for path in files}, {}),
+        "recipe_files": part("recipe files", lambda: hashes(files), {}),
         "interpreter": {"python": told.get("python"), "executable": told.get("executable"), "asked": python},
         "stack": stack,
         "repositories": repositories,
@@ -170,16 +171,18 @@ def gather(
     return found, diffs
 
 
-def kept(environment: Mapping[str, str]) -> dict[str, str]:
+def kept(environment: Mapping[str, str], named: Iterable[str] = ()) -> dict[str, str]:
     """Return an environment as it may be kept, sorted by name.
 
-    Variables that decide how a training runs (KEPT) with their values, all others masked, secrets in any case.
+    Variables that decide how a training runs (KEPT, and those `named`) keep their values, all others are masked;
+    secrets in any case.
     """
     secrets = masking.known_secrets(environment)
     shown = {}
     for name, text in sorted(environment.items()):
-        secret = masking.looks_secret(name) or name.startswith("AWS_") or not name.startswith(tuple(KEPT))
-        shown[name] = masking.MASK if secret else masking.mask(text, secrets)
+        public = name in named or name.startswith(tuple(KEPT))
+        secret = masking.looks_secret(name) or name.startswith("AWS_")
+        shown[name] = masking.mask(text, secrets) if public and not secret else masking.MASK
     return shown
 
 
@@ -229,7 +232,7 @@ def hardware(python: str, environment: Mapping[str, str]) -> dict[str, Any]:
         info = npu.parse_info(npu.ask(here, "info"))
         told["npu_smi"] = info.version
         told["devices"] = [
-            {"device": c.device, "name": c.name, "health": c.health, "hbm": c.hbm_total} for c in info.chips
+            {"device": c.device, "name": c.name, "health": c.health, "hbm_mib": c.hbm_total} for c in info.chips
         ]
     except RecipeError as fault:
         told["devices"] = f"not told: {fault}"
@@ -317,17 +320,24 @@ def _diff(root: str) -> tuple[str, bool]:
 
 
 def _keep(run: Run, attempt: int, told: Mapping[str, Any], diffs: Mapping[str, str]) -> None:
+    if not run.path.is_dir():
+        return  # somebody has removed the run meanwhile
     for name, text in diffs.items():
         shown = f"{name}.diff" if attempt == 1 else f"{name}-{attempt}.diff"
         told["repositories"][name]["diff"]["file"] = f"{FOLDER}/{shown}"
         replace_file(run.path / FOLDER / shown, text.encode("utf-8", "replace"))
     for folder in (run.attempt(attempt), run.path):
-        if folder.is_dir():  # somebody may have removed the run meanwhile
+        if folder.is_dir():
             write_json(folder / FILE, told)
 
 
+def hashes(files: Iterable[Path]) -> dict[str, str]:
+    """Return the SHA-256 of each recipe file, by its path in the workbook or its whole path; "missing" without one."""
+    return {_label(path): _hash(path) for path in files}
+
+
 def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
 
 
 def _label(path: Path) -> str:
@@ -357,7 +367,7 @@ def main() -> int:
     with contextlib.suppress(OSError):
         os.nice(10)  # the training comes first
     signal.signal(signal.SIGALRM, _late)
-    signal.alarm(DEADLINE)
+    signal.setitimer(signal.ITIMER_REAL, DEADLINE, 10)  # again every 10 s: each part that is left gets so much
     write(Run(given.run.absolute()), given.attempt, files=given.files, launcher=given.launcher)
     return 0
 
