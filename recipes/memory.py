@@ -2,9 +2,19 @@
 
 Two bars that are never summed: training and generation take turns on the same devices, or have devices of their own.
 Everything is the worst case the recipe allows: the longest sequences, the fullest micro batches, evenly routed tokens.
-What the formulas leave out (allocator, communication buffers, the runtime itself) is for a reserve to cover. The
-sources: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models" (K22); Rajbhandari et
-al. 2020, "ZeRO" (Z20); Megatron-Core 0.18 and verl 0.9.1 where a formula names them.
+What the formulas leave out (allocator, communication buffers, the runtime itself) is for a reserve to cover.
+
+One published peak can be compared: 49.14 GiB of verl's nightly with Qwen3-30B-A3B (qwen3/gspo_30b_a3b_vllm_a3). verl
+reads `max_memory_allocated` of the trainer's process after an update (engine_workers.py). Nothing ever resets it, so
+it is the fullest moment since the start: that of an update, with weights, gradients and optimizer state all there. The
+rollout is another process and not in it. States are 45.93 GiB here. The longest sequences the recipe allows would bring
+it to 66.2, but step time and throughput say a sequence had 362 tokens, not 4096: eight of them, 2896 tokens, make it
+47.84. The 1.3 GiB still missing are 2.6 % of the peak and not explained by a measurement: steps whose sequences are
+longer than the mean of one step, experts that get more than their even share, and temporaries of the optimizer step,
+of the weight sync and of collectives, none of which is modelled. tests/test_memory.py does this sum.
+
+The sources: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models" (K22); Rajbhandari
+et al. 2020, "ZeRO" (Z20); Megatron-Core 0.18 and verl 0.9.1 where a formula names them.
 """
 
 from __future__ import annotations
@@ -689,7 +699,18 @@ def estimate(subject: Subject) -> Memory:
         device=None if memory is None else int(memory * 1e9),
         training=training,
         generation=generate(subject, training),
-        assumed=tuple(_assumed(subject.recipe)),
+        assumed=(*_assumed(subject.recipe), _to_compare(training)),
+    )
+
+
+def _to_compare(training: Training) -> str:
+    stage, tokens = training.fullest, training.tokens
+    fixed = training.rollout + stage.states
+    slope = 1000 * (training.peak - fixed) / tokens
+    return (
+        "To compare with verl's perf/max_memory_allocated_gb (GiB, of the trainer's process since its start): of the "
+        f"{training.peak / 2**30:.1f} GiB of training {fixed / 2**30:.1f} are there whatever the lengths, and each "
+        f"thousand tokens of a micro batch on a device take {slope / 2**30:.2f}; at most they are {tokens}."
     )
 
 

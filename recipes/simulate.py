@@ -62,6 +62,7 @@ class Simulation:
     expected: int
     unknown: tuple[str, ...]
     findings: tuple[Finding, ...]
+    notes: tuple[str, ...]  # the recipe's own, with what others have measured
     seconds: float  # processor time of building all stages, imports left out
 
     @property
@@ -81,6 +82,7 @@ class Simulation:
             "expected": self.expected,
             "seconds": self.seconds,
             "not_modelled": list(self.unknown),
+            "notes": list(self.notes),
             "findings": [vars(f) | {"keys": {k: str(v) for k, v in f.keys.items()}} for f in self.findings],
         }
 
@@ -171,6 +173,7 @@ def simulate(composed: params.Composed, *, python: str = sys.executable) -> Simu
         expected,
         tuple(answer["unknown"]),
         findings,
+        tuple(subject.recipe.notes),
         answer["seconds"],
     )
 
@@ -291,5 +294,6 @@ def describe(found: Simulation) -> str:
         lines.append(f"{words}; the model has {found.expected:,}")
     lines.append(bars.describe(found.memory).replace("; ", "\n"))
     lines += [f"assumed: {sentence}" for sentence in found.memory.assumed]
+    lines += [f"note: {note}" for note in found.notes]
     lines += [f"{f.severity}: {f}" for f in found.findings]
     return "\n".join(lines)

@@ -234,6 +234,10 @@ def test_the_peak_verl_s_nightly_measured():
     (stage,) = as_run.stages
     assert 0.9 * measured < stage.states < stage.peak < measured < worst.peak
     assert stage.peak == pytest.approx(measured, rel=0.05)
+    note = subject(name).recipe.notes[1]
+    for told in (sequence, f"{stage.peak / 2**30:.2f}", f"{1 - stage.peak / measured:.1%}".replace("%", " %")):
+        assert str(told) in note
+    assert f"{stage.states / 2**30:.2f} are weights" in note
 
 
 @pytest.mark.parametrize(

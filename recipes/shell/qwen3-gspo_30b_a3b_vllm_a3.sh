@@ -3,7 +3,8 @@
 # verl 0.9.1, stack ascend-9.1.0, 1 node(s) of atlas_a3.
 # Written by `recipes export qwen3/gspo_30b_a3b_vllm_a3`, workbook 0.1.0. Do not edit: change the recipe.
 # --print as the first argument shows what would run. All other arguments are Hydra overrides and come last.
-# Note: verl's nightly measured this run on an A3: 90.37 s a step, 32.06 tokens/s/device, 49.14 GB at the peak, reward 0.9375, mean probability difference 0.0056.
+# Note: verl's nightly measured this run on an A3: 90.37 s a step, 32.06 tokens/s/device, 49.14 GiB at the peak, reward 0.9375, mean probability difference 0.0056.
+# Note: That peak beside the estimate: step time and throughput make 362 tokens a sequence, not the 4096 allowed; for 362 the estimate is 47.84 GiB, 2.6 % less than measured, of which 45.93 are weights, gradients and optimizer.
 # Note: Its script asks for gradient offload, a key verl 0.9.1 dropped, and stops there.
 # Note: Never run on NPUs by this workbook.
 set -euo pipefail
