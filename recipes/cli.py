@@ -16,6 +16,7 @@ from recipes import __version__
 from recipes.cli_diagnose import diagnose_command
 from recipes.cli_node import doctor
 from recipes.cli_plan import layouts_command, simulate_command
+from recipes.cli_runs import diff_command, replay_command
 from recipes.cli_stack import print_or_write, stack
 from recipes.cli_tools import card_command, check_export, data_commands, migrate_command, python_option
 from recipes.errors import RecipeError, writing
@@ -427,6 +428,8 @@ for command in (
     data_commands,
     migrate_command,
     doctor,
+    replay_command,
+    diff_command,
     diagnose_command,
 ):
     main.add_command(command)

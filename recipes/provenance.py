@@ -162,8 +162,8 @@ def gather(
         "stack": stack,
         "repositories": repositories,
         "hardware": part("hardware", lambda: hardware(python, environment), {}),
-        "data": part("data", lambda: prints(recipe, ("data.train_files", "data.val_files", "reward.function")), {}),
-        "model": part("model", lambda: prints(recipe, _MODEL), {}),
+        "data": part("data", lambda: prints(recipe, DATA), {}),
+        "model": part("model", lambda: prints(recipe, MODEL), {}),
     }
     found = masking.mask_tree(found, secrets)
     found["packages"] = told.get("packages", {})  # names such as google-auth are no secrets' names
@@ -188,7 +188,8 @@ def kept(environment: Mapping[str, str], named: Iterable[str] = ()) -> dict[str,
 
 # ---------------------------------------------------------------------------------------------------------- the parts
 
-_MODEL = ("model.path", "model.distributed_checkpoint", "checkpoint.resume_path")
+DATA = ("data.train_files", "data.val_files", "reward.function")
+MODEL = ("model.path", "model.distributed_checkpoint", "checkpoint.resume_path")
 
 
 def prints(recipe: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
