@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from recipes import params
+from recipes import params, provenance
 from recipes.command import Command, compose_verl, external_modules
 from recipes.errors import RecipeError
 from recipes.run import cluster, processes
@@ -131,6 +131,7 @@ def write_down(run: Run, attempt: int, composed: params.Composed, command: Comma
         write_json(folder / "command.json", told)
         write_text(folder / "recipe.yaml", recipe)
         write_text(folder / "verl.yaml", config)
+    provenance.start(run, attempt, composed.files)
 
 
 def start_supervisor(run: Run, attempt: int) -> None:
