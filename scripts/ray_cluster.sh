@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Starts Ray on this node for a recipe: the head on one machine, then a worker on every other. Ends only what it started.
-#   scripts/ray_cluster.sh head   RECIPE [KEY=VALUE]... [OPTION]...
-#   scripts/ray_cluster.sh worker RECIPE [KEY=VALUE]... --head HOST[:PORT] [OPTION]...
+#   scripts/ray_cluster.sh head   RECIPE [KEY=VALUE]... [OPTION]... [-- OPTION OF RAY START]...
+#   scripts/ray_cluster.sh worker RECIPE [KEY=VALUE]... --head HOST[:PORT] [OPTION]... [-- OPTION OF RAY START]...
 #   scripts/ray_cluster.sh stop
 # Devices, environment and external modules are the recipe's; the network interface is this node's. Options:
 #   --print             show what would be exported and started; start nothing
@@ -65,17 +65,18 @@ case "$role" in
   *) usage >&2; exit 2 ;;
 esac
 
-recipe="" head="" ip="" interface="" devices="" port=6379 dashboard=8265 deadline=600 print=false overrides=()
+recipe="" head="" ip="" interface="" devices="" port=6379 dashboard=8265 deadline=600 print=false overrides=() more=()
 while [ "$#" -gt 0 ]; do
   case "$1" in
-    --print) print=true; shift; continue ;;
+    --print) print=true; shift ;;
+    --) shift; more=("$@"); break ;;
     --head | --ip | --interface | --devices | --port | --dashboard-port | --wait)
       [ "$#" -ge 2 ] || die "$1 needs a value"
       case "$1" in
         --head) head="$2" ;; --ip) ip="$2" ;; --interface) interface="$2" ;; --devices) devices="$2" ;;
         --port) port="$2" ;; --dashboard-port) dashboard="$2" ;; --wait) deadline="$2" ;;
       esac
-      shift 2; continue ;;
+      shift 2 ;;
     -*) die "unknown option $1 (scripts/ray_cluster.sh --help)" ;;
     *) if [ -z "$recipe" ]; then recipe="$1"; else overrides+=("$1"); fi; shift ;;
   esac
@@ -106,10 +107,10 @@ eval "$told"
 if [ -n "$devices" ]; then DEVICES="$devices"; fi
 
 # ---- the command ----
-# Ray's workers begin where ours do, so that a relative path means the same on every node.
+resources="{\"$RESOURCE\": $DEVICES}"
+if [ "$DEVICES" -eq 0 ]; then resources="{}"; fi
 command=("$PYTHON" -m ray.scripts.scripts start --block --disable-usage-stats "--node-ip-address=$ADDRESS"
-  "--resources={\"$RESOURCE\": $DEVICES}" --dashboard-agent-listen-port=0)
-if [ "$DEVICES" -eq 0 ]; then command[6]="--resources={}"; fi
+  "--resources=$resources" --dashboard-agent-listen-port=0)
 if [ -n "$CPUS" ]; then command+=("--num-cpus=$CPUS"); fi
 if [ -n "$OBJECT_STORE" ]; then command+=("--object-store-memory=$OBJECT_STORE"); fi
 if [ "$role" = head ]; then
@@ -118,6 +119,7 @@ if [ "$role" = head ]; then
 else
   command+=("--address=$head:$port")
 fi
+command+=("${more[@]}")
 # A head uses a token that is there by itself, a worker does not (Ray 2.60), and is then refused.
 if [ -n "${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-}" ] || [ -r "${HOME:-}/.ray/auth_token" ]; then
   export RAY_AUTH_MODE="${RAY_AUTH_MODE:-token}"

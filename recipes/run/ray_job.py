@@ -49,7 +49,7 @@ STOP_GRACE = 8
 GONE = 20.0
 # Seconds without a word until the log's connection is made anew: it may have broken without a sign.
 SILENCE = 600.0
-# Seconds the driver's node gets to see the run directory: network file systems remember that a file was not there.
+# Seconds a node gets to see the run directory.
 VISIBLE = 60
 
 ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
@@ -404,26 +404,64 @@ def job_environment(environment: Mapping[str, str], plan: Mapping[str, Any]) -> 
     """
     kept_back = sorted(name for name in environment if looks_secret(name))
     handed_on = {name: text for name, text in environment.items() if name not in kept_back}
-    ours = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_GRACE)}
+    ours = {SEE: _SEE, "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_GRACE)}
     return {**handed_on, **ours, plan["marker"]: plan["id"]}, kept_back
 
 
-def entrypoint(argv: Sequence[str], record: Path, submission: str, seconds: int = VISIBLE) -> str:
-    """Return the shell line of the job: `argv`, once its machine is seen to have the run directory.
+# The variable of the job that holds the program below: Ray writes a job's shell line into its log.
+SEE = "RECIPES_SEE_RUN"
+# Asks every node whether it sees the run directory: verl's processes that write metrics and checkpoints run on any of
+# them. Network file systems remember for a while that a file was not there.
+_SEE = r"""
+import os, socket, sys, time
+def sees(record, submission, seconds):
+    import os, time
+    limit = time.time() + seconds
+    while True:
+        try:
+            with open(record) as file:
+                if repr(submission)[1:-1] in file.read() and os.access(os.path.dirname(record), os.W_OK):
+                    return True
+        except OSError:
+            pass
+        if time.time() > limit:
+            return False
+        time.sleep(1)
+record, submission, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+blind = [] if sees(record, submission, seconds) else [socket.gethostname()]
+if not blind:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+    ray.init(address="auto", log_to_driver=False, logging_level="error")
+    ask = ray.remote(num_cpus=0, max_retries=0)(sees)
+    asked = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            place = On(node["NodeID"], soft=False)
+            told = ask.options(scheduling_strategy=place).remote(record, submission, seconds)
+            asked[node["NodeManagerAddress"]] = told
+    for name, answer in asked.items():
+        try:
+            if not ray.get(answer, timeout=seconds + 60):
+                blind.append(name)
+        except Exception as fault:
+            print("ray job: node", name, "did not say whether it sees the run directory:", type(fault).__name__)
+    ray.shutdown()
+if blind:
+    folder = os.path.dirname(record)
+    sys.exit("RunDirectoryError: " + folder + " is not there, or cannot be written, on " + ", ".join(blind) +
+             ": metrics and checkpoints would be lost. Put run_dir on storage that all nodes share.")
+"""
+
+
+def entrypoint(argv: Sequence[str], record: Path, submission: str, seconds: float = VISIBLE) -> str:
+    """Return the shell line of the job: `argv`, once all nodes are seen to have the run directory.
 
     `record` is the attempt's job.json, which names the submission: another directory of the same name does not pass.
+    The look is no part of the job (RAY_JOB_CONFIG_JSON_ENV_VAR), so that it needs nothing of the job's environment.
     """
-    folder, file = shlex.quote(str(record.parent)), shlex.quote(str(record))
-    words = (
-        f"RunDirectoryError: {record.parent} is not there, or cannot be written, on the machine that runs the "
-        "training's driver: metrics and checkpoints would be lost. Put run_dir on storage that all nodes share. The "
-        "machine is"
-    )
-    return (
-        f"n=0; until grep -qsF {shlex.quote(json.dumps(submission))} {file} && test -w {folder}; do n=$((n+1)); "
-        f'if test $n -gt {seconds}; then printf "%s %s\\n" {shlex.quote(words)} "$(uname -n)"; exit 73; fi; sleep 1; '
-        f"done; exec {shlex.join(argv)}"
-    )
+    look = f'{shlex.quote(argv[0])} -c "${SEE}" {shlex.join([str(record), submission, f"{seconds:g}"])}'
+    return f"env -u RAY_JOB_CONFIG_JSON_ENV_VAR {look} || exit 1; exec {shlex.join(argv)}"
 
 
 # ----------------------------------------------------------------------------------------------------------- the nodes
@@ -440,15 +478,17 @@ def survey(nodes: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]) -> tuple
     devices = [(node["node_ip"], int((node["resources_total"] or {}).get(resource, 0))) for node in living]
     total = sum(count for count, _ in plan["wanted"])
     missing = _unplaced([count for _, count in devices], plan["wanted"])
-    there = ", ".join(f"{ip} ({count} {resource})" for ip, count in sorted(devices) if count)
-    said = f"{total - missing} of {total} nodes are up" + (f": {there}" if there else "")
+    sizes = sorted({size for _, size in plan["wanted"]})
+    enough = [f"{ip} ({count} {resource})" for ip, count in sorted(devices) if count >= sizes[0]]
+    said = f"{total - missing} of {total} nodes are up" + (f": {', '.join(enough)}" if enough else "")
     if not missing:
         return 0, said
-    sizes = " or ".join(str(size) for size in dict.fromkeys(size for _, size in plan["wanted"]))
+    fewer = [f"{ip} ({count})" for ip, count in sorted(devices) if 0 < count < sizes[0]]
     bare = [ip for ip, count in sorted(devices) if not count]
-    if bare:
-        said += f"; without {resource}: {', '.join(bare)}"
-    said += f"; {missing} with {sizes} {resource} each {'is' if missing == 1 else 'are'} missing"
+    said += f"; with too few: {', '.join(fewer)}" if fewer else ""
+    said += f"; without {resource}: {', '.join(bare)}" if bare else ""
+    each = " or ".join(map(str, sizes))
+    said += f"; {missing} with {each} {resource} {'is' if missing == 1 else 'are'} missing"
     known = {text for node in living for text in (node["node_ip"], node["node_name"])}
     dead = {n["node_ip"]: n["state_message"] for n in nodes if n["state"] == "DEAD" and n["node_ip"] not in known}
     never = [name for name in expected if not known & {name, _resolved(name)}]

@@ -1,6 +1,7 @@
 """A child process that stands for the trainer in the tests of supervision: `TRAINER` says what it does.
 
-It is no verl; tests with the real one are marked slow.
+It is no verl; tests with the real one are marked slow. `train` makes steps as verl does, as far as a supervisor can
+see: a line of metrics a step, a checkpoint a step, its tracker file, and going on from a checkpoint it is given.
 """
 
 import json
@@ -13,19 +14,75 @@ from pathlib import Path
 
 script = os.environ["TRAINER"]
 print("argv:", sys.argv[1:], flush=True)
+
+
+def given(key: str) -> str:
+    found = [text.partition("=")[2] for text in sys.argv[1:] if text.lstrip("+").startswith(f"{key}=")]
+    return found[-1].strip("'").replace("\\'", "'") if found else ""
+
+
+def write(step: int, text: str | None = None) -> None:
+    data = {"critic/rewards/mean": 0.5 + step / 100, "timing_s/step": 0.1}
+    with Path(os.environ["VERL_FILE_LOGGER_PATH"]).open("a") as file:
+        file.write((text or json.dumps({"step": step, "data": data})) + "\n")
+
+
+def checkpoint(step: int) -> None:
+    folder = Path(given("trainer.default_local_dir")) / f"global_step_{step}"
+    (folder / "actor").mkdir(parents=True, exist_ok=True)
+    (folder / "actor" / "model.safetensors").write_bytes(b"weights")
+    (folder / "data.pt").write_bytes(b"order")
+    (folder.parent / "latest_checkpointed_iteration.txt").write_text(str(step))
+
+
+def fail(how: str) -> None:
+    if how == "raise":
+        raise RuntimeError("reward function broke on <b>& $(x)")
+    if how == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exit3":
+        sys.exit(3)
+    if how == "hang":
+        time.sleep(600)
+    if how == "full":
+        try:
+            with (Path(given("trainer.default_local_dir")).parent / "filler").open("wb") as file:
+                while True:
+                    file.write(b"\0" * 65536)
+        finally:
+            raise OSError(28, "No space left on device")
+    if how == "broken":
+        write(0, '{"step": 3, "data": {"critic/rew')
+
+
+if "train" in script:
+    start = int(given("trainer.resume_from_path").rpartition("global_step_")[2] or 0)
+    for step in range(start + 1, int(given("trainer.total_training_steps")) + 1):
+        if step == int(os.environ.get("TRAINER_FAILS_AT", 0)) and not start:
+            fail(os.environ["TRAINER_FAILS"])
+        write(step)
+        checkpoint(step)
+        time.sleep(float(os.environ.get("TRAINER_STEP_SECONDS", "0.1")))
 if "metrics" in script:
-    data = {"critic/rewards/mean": 0.5, "timing_s/step": 1.0}
-    lines = [json.dumps({"step": step, "data": data}) + "\n" for step in (1, 2)]
-    Path(os.environ["VERL_FILE_LOGGER_PATH"]).write_text("".join(lines))
+    for step in (1, 2):
+        write(step)
+if "shm" in script:
+    import mmap
+
+    with Path(os.environ["TRAINER_SHM"]).open("wb+") as file:
+        file.write(b"\0" * 4096)
+        file.flush()
+        kept = mmap.mmap(file.fileno(), 4096)
 if "child" in script:  # one that leaves our session and hides, as Ray's daemons do
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+if "count" in script:
+    for number in range(12):
+        print("count", number, flush=True)
+        time.sleep(1)
 if "deaf" in script:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "sleep" in script:
     time.sleep(600)
-if "raise" in script:
-    raise RuntimeError("reward function broke on <b>& $(x)")
-if "die" in script:
-    os.kill(os.getpid(), signal.SIGKILL)
-if "exit3" in script:
-    sys.exit(3)
+for how in ("raise", "die", "exit3"):
+    if how in script.split():
+        fail(how)

@@ -1,0 +1,295 @@
+"""A run as a job of a cluster: the same directory, states and words as here, on a real Ray of three nodes."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from recipes import notebook, params
+from recipes.command import build
+from recipes.errors import RecipeError
+from recipes.run import cluster as clusters
+from recipes.run import launch, processes, ray_job
+from recipes.run.directory import create, read_state, write_json
+
+CHILDREN = Path(__file__).resolve().parents[1] / "children"
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster_of_the_developer(monkeypatch):
+    for name in (*clusters.ADDRESSES, "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def until(condition, seconds=60.0):
+    limit = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < limit, "what was waited for did not happen"
+        time.sleep(0.2)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ what needs no cluster
+
+
+def node(ip, devices=0, state="ALIVE", why=None):
+    resources = {"NPU": float(devices), "CPU": 8.0} if devices else {"CPU": 8.0}
+    return {"node_ip": ip, "node_name": ip, "state": state, "state_message": why, "resources_total": resources}
+
+
+def test_missing_nodes_are_named():
+    nodes = [node("10.0.0.1", 16), node("10.0.0.2", 8), node("10.0.0.9"), node("10.0.0.3", 16, "DEAD", "no heartbeat")]
+    plan = {"resource": "NPU", "wanted": [[4, 16]], "nodes": ["10.0.0.1", "10.0.0.3", "10.0.0.4"]}
+    missing, said = ray_job.survey(nodes, plan)
+    assert missing == 3
+    assert said == (
+        "1 of 4 nodes are up: 10.0.0.1 (16 NPU); with too few: 10.0.0.2 (8); without NPU: 10.0.0.9; "
+        "3 with 16 NPU are missing: 10.0.0.3, dead; 10.0.0.4"
+    )
+    _, said = ray_job.survey(nodes, {**plan, "nodes": []})
+    assert said.endswith("missing: 10.0.0.3, dead (no heartbeat)")
+    back = [*nodes, node("10.0.0.3", 16)]
+    assert ray_job.survey(back, {**plan, "nodes": []})[1].endswith("2 with 16 NPU are missing")
+
+
+@pytest.mark.parametrize(
+    ("devices", "wanted", "missing"),
+    [
+        ([16, 16], [[2, 16]], 0),
+        ([16], [[2, 8]], 0),  # a node of 16 holds two of 8
+        ([8, 8], [[1, 16]], 1),  # and two of 8 no 16: a rank's neighbours must be on its node
+        ([16, 8], [[1, 8], [1, 16]], 0),  # trainer and rollout of different sizes
+        ([], [[3, 1]], 3),
+    ],
+)
+def test_devices_are_counted_node_by_node(devices, wanted, missing):
+    nodes = [node(f"10.0.0.{i}", count) for i, count in enumerate(devices)]
+    assert ray_job.survey(nodes, {"resource": "NPU", "wanted": wanted, "nodes": []})[0] == missing
+
+
+def test_the_address_is_the_recipes_then_rays_own_variables():
+    def address(*overrides, **environment):
+        return clusters.address(params.compose("cpu/qwen3", ["launch=ray", *overrides]).recipe, environment)
+
+    assert address("ray_address=http://head:8265", RAY_ADDRESS="10.0.0.1:6379") == "http://head:8265"
+    assert address(RAY_ADDRESS="10.0.0.1:6379", RAY_API_SERVER_ADDRESS="http://a:1") == "http://a:1"
+    assert address(RAY_ADDRESS="10.0.0.1:6379") == "10.0.0.1:6379"
+    with pytest.raises(RecipeError, match=r"set ray_address .* http://head:8265"):
+        address()
+    for wrong in ("http://", "ftp://head", "http://head:99999", "head:port"):
+        with pytest.raises(RecipeError, match="no address of a cluster"):
+            address(f"ray_address='{wrong}'")
+    with pytest.raises(RecipeError, match="RAY_AUTH_TOKEN"):
+        address(RAY_ADDRESS="http://me:hunter2@head:8265")
+
+
+def test_a_run_without_an_address_leaves_no_directory(tmp_path):
+    composed = params.compose("cpu/qwen3", ["launch=ray"], run_dir=str(tmp_path / "run"))
+    with pytest.raises(RecipeError, match="launch=ray needs the address"):
+        launch.start(composed, build(composed))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_of_a_job_is_that_of_a_local_run(tmp_path):
+    for name in ("cpu/qwen3", "glm5_2/grpo_a3_512", "qwen3/grpo_8b_vllm_a2"):
+        here, there = (
+            build(params.compose(name, overrides, run_dir=str(tmp_path)), environment={})
+            for overrides in ([], ["launch=ray", "ray_address=http://head:8265"])
+        )
+        assert here.argv == there.argv
+        assert here.environment == there.environment
+        composed = params.compose(name, run_dir=str(tmp_path))
+        assert clusters.supervised(here, composed, None, 1) == list(here.argv)
+
+
+def test_secrets_stay_out_of_a_jobs_environment():
+    given = {"HF_TOKEN": "hf_x", "WANDB_API_KEY": "y", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
+    variables, kept_back = ray_job.job_environment(given, {"marker": processes.MARKER, "id": "abc"})
+    assert kept_back == ["HF_TOKEN", "WANDB_API_KEY"]
+    assert set(kept_back).isdisjoint(variables)
+    assert variables[processes.MARKER] == "abc"
+    assert variables["OMP_NUM_THREADS"] == "1"
+    assert variables["TOKENIZERS_PARALLELISM"] == "true"
+
+
+@pytest.mark.parametrize("there", ["nothing", "another run"])
+def test_a_driver_that_does_not_see_the_run_directory_says_so_and_trains_nothing(there, tmp_path):
+    record = tmp_path / "it's a run" / "job.json"
+    if there == "another run":
+        record.parent.mkdir()
+        record.write_text('{"submission_id": "other-1"}')
+    line = ray_job.entrypoint([sys.executable, "-c", "print('trained')"], record, "mine-1", seconds=0)
+    environment = {**os.environ, **ray_job.job_environment({}, {"marker": processes.MARKER, "id": "mine"})[0]}
+    done = subprocess.run(line, shell=True, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"RunDirectoryError: {record.parent} is not there, or cannot be written, on ")
+    assert "trained" not in done.stdout
+
+
+def test_a_cluster_that_does_not_answer_is_a_sentence(tmp_path):
+    run = by_hand(tmp_path / "run", "metrics", "http://127.0.0.1:9", "ray_wait_minutes=0.02")
+    assert attend(run).wait(60) == 1
+    last = run.log(1).read_text().splitlines()[-1]
+    assert last.startswith("ClusterError: no Ray dashboard answers at http://127.0.0.1:9 (")
+
+
+# ------------------------------------------------------------------------------------------------------------ stand-ins
+
+
+def plan(run_dir: Path, does: str, address: str, *overrides: str):
+    """A recipe for one node of the cluster, with our stand-in as the entry in place of verl."""
+    overrides = ("launch=ray", f"ray_address={address}", "devices=1", *overrides)
+    composed = params.compose("cpu/qwen3", overrides, run_dir=str(run_dir))
+    command = build(composed)
+    environment = {**command.environment, "PYTHONPATH": str(CHILDREN), "TRAINER": does}
+    return composed, dataclasses.replace(command, entry="trainer", environment=environment)
+
+
+def by_hand(run_dir: Path, does: str, address: str, *overrides: str):
+    """A run that is written down, for a test that plays its supervisor."""
+    composed, command = plan(run_dir, does, address, *overrides)
+    run = create(run_dir, composed.name, {})
+    told = {"argv": list(command.argv), "environment": dict(command.environment)}
+    write_json(run.attempt(1) / "command.json", told)
+    told["supervised"] = clusters.supervised(command, composed, run, 1)
+    write_json(run.command_file, told)
+    return run
+
+
+def attend(run, *more: str) -> subprocess.Popen:
+    argv = json.loads(run.command_file.read_text())["supervised"]
+    with run.log(1).open("ab") as log:
+        return subprocess.Popen([*argv, *more], stdout=log, stderr=subprocess.STDOUT)
+
+
+@pytest.fixture
+def started(cluster, tmp_path, monkeypatch):
+    """Starts runs on the cluster and makes sure that none of their processes outlives the test."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    runs = []
+
+    def start(does: str, *overrides: str):
+        run = launch.start(*plan(tmp_path / f"a run's dir {len(runs)}", does, cluster.address, *overrides))
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        with contextlib.suppress(RecipeError):
+            launch.stop(run)
+
+
+def job_of(run) -> str:
+    return json.loads(until(lambda: text_of(run.attempt(1) / "job.json")))["submission_id"]
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def drivers(run) -> list[psutil.Process]:
+    """The processes of the run's job on any node (all are on this machine), without those that only look after it."""
+    of_it = processes.of_run(read_state(run)["id"])
+    return [process for process in of_it if "trainer" in process.cmdline()]
+
+
+@pytest.mark.slow
+def test_jobs_end_apart_and_each_says_why(started, cluster):
+    stopped, outside, broken, few = (
+        started("sleep child"),
+        started("sleep"),
+        started("raise"),
+        started("metrics", "nodes=3", f"ray_nodes=[{cluster.first},127.0.0.69]", "ray_wait_minutes=0.05"),
+    )
+    state = launch.wait(few, timeout=60)
+    assert state["state"] == "failed"
+    assert (
+        f"NodesMissingError: 2 of 3 nodes are up: {cluster.first} (1 cpu_rank), {cluster.second} (1 cpu_rank); without "
+        "cpu_rank: 127.0.0.61; 1 with 1 cpu_rank is missing: 127.0.0.69; waited 3 s"
+    ) in state["cause"]
+    assert not (few.attempt(1) / "job.json").exists()
+
+    state = launch.wait(broken, timeout=90)
+    assert state["state"] == "failed"
+    assert state["cause"].startswith(
+        "exit code 1: RuntimeError: reward function broke on <b>& $(x)"
+    )  # as it is locally
+
+    until(lambda: drivers(stopped) and drivers(outside))
+    state = launch.stop(stopped)
+    assert (state["state"], state["cause"]) == ("stopped", "stopped by request")
+    assert drivers(stopped) == []
+    assert "none of its processes is left on any node" in stopped.log(1).read_text()
+    assert read_state(outside)["state"] == "running"
+
+    cluster.ray("job", "stop", job_of(outside))
+    state = launch.wait(outside, timeout=60)
+    assert state["state"] == "failed"
+    assert "was stopped from outside" in state["cause"]
+    assert drivers(outside) == []
+
+
+@pytest.mark.slow
+def test_who_comes_again_attaches_and_no_line_is_lost_or_said_twice(started, cluster, tmp_path):
+    run = by_hand(tmp_path / "run", "count", cluster.address)
+    first = attend(run)
+    until(lambda: "count 3\n" in text_of(run.log(1)))
+    first.kill()
+    first.wait()
+    assert drivers(run)  # nobody watches it, and it goes on
+    assert attend(run).wait(90) == 0
+    log = run.log(1).read_text()
+    assert f"attaches to job {job_of(run)}" in log
+    assert re.findall(r"^count (\d+)$", log, re.M) == [str(n) for n in range(12)]
+    assert cluster.ray("job", "list").count(f"submission_id='{job_of(run)}'") == 1
+
+
+# ------------------------------------------------------------------------------------------------------- real trainings
+
+
+def training(started, cluster, run_dir: Path, *overrides: str):
+    more = ("launch=ray", f"ray_address={cluster.address}", "nodes=2", "devices=1", "rollout.agent_workers=1")
+    composed = params.compose("cpu/qwen3", (*more, *overrides), run_dir=str(run_dir))
+    notebook.prepare(composed)
+    return launch.start(composed, build(composed), deadline_seconds=400)
+
+
+def metrics(run) -> list[dict]:
+    return [json.loads(line) for line in text_of(run.metrics(1)).splitlines()]
+
+
+@pytest.mark.slow
+def test_a_training_over_two_nodes_and_one_that_loses_a_node(started, cluster, tmp_path):
+    run = training(started, cluster, tmp_path / "run", "trainer.steps=2")
+    state = launch.wait(run)
+    log = run.log(1).read_text(errors="replace")
+    assert (state["state"], state["cause"]) == ("finished", ""), log[-3000:]
+    assert [line["step"] for line in metrics(run)] == [1, 2]
+    assert (run.attempt(1) / "tensorboard").is_dir()
+    ranks = set(re.findall(r"WorkerDict pid=\d+, ip=([\d.]+)", log))
+    assert ranks == {cluster.first, cluster.second}
+    assert processes.of_run(state["id"]) == []
+
+    run = training(started, cluster, tmp_path / "lost", "trainer.steps=500")
+    try:
+        until(lambda: metrics(run), 300)
+        raylet = next(p for p in psutil.Process(cluster.pid(cluster.second)).children() if p.name() == "raylet")
+        os.kill(raylet.pid, signal.SIGKILL)
+        state = launch.wait(run, timeout=150)
+        assert state["state"] == "failed"
+        assert re.search(
+            rf"NodeLostError: node {cluster.second} was lost with \d+ processes of this run", state["cause"]
+        )
+        until(lambda: processes.of_run(state["id"]) == [], 30)
+    finally:
+        launch.stop(run)
