@@ -18,12 +18,12 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from recipes import params
+from recipes.cluster import resource, wanted
 from recipes.command import EXTERNAL_MODULES, external_modules
 from recipes.doctor.machine import OPEN_FILES, VERL_BUCKET_MB
 from recipes.errors import RecipeError
 from recipes.params import Composed, hardware_facts
 from recipes.preflight.environment import INTERFACES
-from recipes.run.cluster import resource, wanted
 
 # An address nobody has (RFC 5737): the way to it is the default route. Nothing is sent.
 ELSEWHERE = "192.0.2.1"

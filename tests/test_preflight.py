@@ -131,6 +131,8 @@ FAULTS: dict[str, tuple[str, list[str], str, list[str]]] = {
     "async.nodes": (ASYNC, ["fully_async.rollout_nodes=null"], "Say how many", []),
     "async.batch": (ASYNC, ["batch.train=64"], "", []),
     "async.log_probs": (ASYNC, ["rollout.log_probs=false"], "", []),
+    "launch.address": (B8, ["launch=ray"], "http://head:8265", ["ray_address=http://head:8265"]),
+    "launch.ray_init": (B8, ["launch=ray", "verl.ray_kwargs.ray_init.num_cpus=64"], "ray_cluster.sh", ["launch=local"]),
     "files.validation": (CPU, ["data.val_files=${data.train_files}"], "Hold some", []),
     "logging.file": (CPU, ["trainer.logger=[console]"], "Add file", []),
 }

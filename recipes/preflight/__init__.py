@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from recipes.preflight import (  # noqa: F401  (importing them registers their rules)
     batch,
+    cluster,
     engines,
     environment,
     files,

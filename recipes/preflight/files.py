@@ -25,8 +25,8 @@ def devices_are_here(s: Subject):
 
 
 def present(s: Subject) -> bool:
-    """Say whether this machine has devices of the recipe's kind."""
-    return s.hardware.device != "npu" or any(Path("/dev").glob("davinci[0-9]*"))
+    """Say whether this machine has devices of the recipe's kind, or a cluster is to have them."""
+    return s.recipe.launch == "ray" or s.hardware.device != "npu" or any(Path("/dev").glob("davinci[0-9]*"))
 
 
 @rule("files.model", noticed=START, source="transformers and safetensors file names", here=True)

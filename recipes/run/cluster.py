@@ -1,5 +1,6 @@
-"""A run as a job of a Ray cluster: where the cluster is, what it must have, and what the supervisor starts in verl's
-place. The job itself is recipes.run.ray_job's; a node of such a cluster is started by scripts/ray_cluster.sh.
+"""A run as a job of a Ray cluster: what the supervisor starts in verl's place.
+
+The job itself is recipes.run.ray_job's; a node of such a cluster is started by scripts/ray_cluster.sh.
 """
 
 from __future__ import annotations
@@ -8,60 +9,15 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from recipes.cluster import address, resource, wanted
 from recipes.command import Command
-from recipes.errors import RecipeError
-from recipes.params import Composed, hardware_facts
+from recipes.params import Composed
 from recipes.run.directory import Run, read_state, write_json
 from recipes.run.processes import MARKER
 from recipes.schema import Recipe
 
-# Ray's own variables for the same, in its own order.
-ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 JOB_SCRIPT = Path(__file__).with_name("ray_job.py")
-
-
-def address(recipe: Recipe, environment: Mapping[str, str]) -> str:
-    """Return the cluster a recipe names, or the environment: the dashboard's URL, or host:port of the head (GCS).
-
-    Raises RecipeError when neither says one, or it has no host.
-    """
-    named = [("ray_address", recipe.ray_address), *((name, environment.get(name)) for name in ADDRESSES)]
-    key, found = next(((key, text.strip()) for key, text in named if text and text.strip()), ("", ""))
-    if not found:
-        raise RecipeError(
-            "launch=ray needs the address of a cluster: set ray_address to its dashboard, such as http://head:8265, or "
-            f"export {ADDRESSES[0]}."
-        )
-    try:
-        parts = urlsplit(found if "://" in found else f"//{found}")
-        known = parts.scheme in ("", "http", "https", "ray") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # no port is so large
-        known = False
-    if not known and found != "auto":
-        raise RecipeError(f"{key}={found!r} is no address of a cluster: http://HOST:8265, the dashboard, is one.")
-    if parts.username or parts.password:
-        raise RecipeError(f"{key} holds a name or password, which would end in the run's files. Use RAY_AUTH_TOKEN.")
-    return found
-
-
-def resource(recipe: Recipe) -> str:
-    """Return what Ray calls a device of the recipe: what verl asks a cluster for."""
-    if hardware_facts(recipe.hardware).device == "npu":
-        return "NPU"
-    from recipes.cpu.ranks import RANK_RESOURCE
-
-    return RANK_RESOURCE
-
-
-def wanted(recipe: Recipe) -> list[list[int]]:
-    """Return [[nodes, devices on each], …] the recipe takes: those that train, then those that only generate."""
-    whole, apart = hardware_facts(recipe.hardware).devices_per_node, recipe.fully_async
-    sizes = [[recipe.nodes, recipe.devices or whole]]
-    if recipe.mode == "fully_async" and apart.rollout_nodes:
-        sizes.append([apart.rollout_nodes, apart.rollout_devices or whole])
-    return sizes
 
 
 def supervised(command: Command, composed: Composed, run: Run, attempt: int) -> list[str]:

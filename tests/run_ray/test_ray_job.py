@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from recipes import cluster as places
 from recipes import notebook, params
 from recipes.command import build
 from recipes.errors import RecipeError
@@ -26,7 +27,7 @@ CHILDREN = Path(__file__).resolve().parents[1] / "children"
 
 @pytest.fixture(autouse=True)
 def _no_cluster_of_the_developer(monkeypatch):
-    for name in (*clusters.ADDRESSES, "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+    for name in (*places.ADDRESSES, "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -78,7 +79,7 @@ def test_devices_are_counted_node_by_node(devices, wanted, missing):
 
 def test_the_address_is_the_recipes_then_rays_own_variables():
     def address(*overrides, **environment):
-        return clusters.address(params.compose("cpu/qwen3", ["launch=ray", *overrides]).recipe, environment)
+        return places.address(params.compose("cpu/qwen3", ["launch=ray", *overrides]).recipe, environment)
 
     assert address("ray_address=http://head:8265", RAY_ADDRESS="10.0.0.1:6379") == "http://head:8265"
     assert address(RAY_ADDRESS="10.0.0.1:6379", RAY_API_SERVER_ADDRESS="http://a:1") == "http://a:1"
