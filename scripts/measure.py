@@ -6,6 +6,7 @@ run     one quickstart run: seconds from launch to last step, step time by stage
 seeds   validation reward before, during and after training for --pairs seeds (the quickstart's promise)
 ratio   the quickstart through the notebook against bare verl with the same argv and environment, in turn
 faults  the same faults given to bare verl and to `recipes check`: what each says, and after how many seconds
+metrics speed and memory of the readers: JSON lines, TensorBoard against its own reader, a console log of 1 GB
 fresh   a fresh clone: seconds from scripts/quickstart.sh to the curve (needs a package index)
 """
 
@@ -151,6 +152,15 @@ def alone(command, log: Path) -> tuple[float, str]:
     return took, found[-1].replace("|", "/")[:160] if found else "an exit code"
 
 
+def metrics(steps: int | None) -> dict:
+    """Prints its own table; `--steps` scales everything down for a quick look."""
+    from measure_metrics import measure
+
+    steps = steps or 100_000
+    measure(ROOT, steps, max(1, 1024 * steps // 100_000))
+    return {}
+
+
 def fresh() -> dict:
     with tempfile.TemporaryDirectory(prefix="measure-") as folder:
         clone = Path(folder) / "clone"
@@ -223,11 +233,12 @@ def seconds(command: list[str]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("quick", "run", "seeds", "ratio", "faults", "fresh"))
+    parser.add_argument("what", choices=("quick", "run", "seeds", "ratio", "faults", "metrics", "fresh"))
     parser.add_argument("--steps", type=int, help="steps of each run (default: as in the recipe)")
     parser.add_argument("--pairs", type=int, default=3, help="pairs of runs for `ratio`, seeds for `seeds`")
     given = parser.parse_args()
     measure = {"quick": quick, "run": lambda: run(given.steps), "fresh": fresh, "faults": faults}
+    measure["metrics"] = lambda: metrics(given.steps)
     measure["ratio"] = lambda: ratio(given.pairs, given.steps)
     measure["seeds"] = lambda: seeds(given.pairs, given.steps)
     for name, value in measure[given.what]().items():

@@ -32,7 +32,9 @@ _HEAD = re.compile(
     rb"|(?<![\w/.-])(?:rollout|step|eval|perf) (?P<slime>\d{1,16}): (?=\{)"
     rb"|(?<![\w/.-])iteration:\s*(?P<mindspeed>\d{1,16})\s*/\s*\d+\s*(?=\|)"
 )
-_MAY_HOLD_A_HEAD = re.compile(rb"step[: ]|iteration:|rollout \d|eval \d|perf \d")
+# Searching for a word is many times as fast as for a pattern: a head is looked for around these, and nowhere else.
+_WORDS_OF_HEADS = (b"step:", b"iteration:", b": {")
+_LONGEST_HEAD = 32  # bytes before `: {`
 
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 # NumPy from version 2 and torch say the type of a number; text glued after the bracket is none of it.
@@ -40,12 +42,13 @@ _WRAPPED = re.compile(r"(?:(?:np|numpy)\.\w+|tensor)\(\s*([^(),\s]+)\s*(?:,[^()]
 _WRAPPED_BYTES = re.compile(rb":np\.\w+\(([^(),\s:]+)\)(?= - |$)")
 _WORDS = {"True": 1.0, "False": 0.0}
 _MAX_KEY = 200
+_MAX_FIELD = 600  # nothing of what patterns are tried on is longer: a hostile line can't make them slow
 
 # How a line begins that a terminal broke off the one before: the rest of a key or a number, then a separator.
 _GOES_ON = re.compile(rb"[^\s:]*(?::\S+)? ?- ?[^\s:]+:\S")
 _REST_OF_NUMBER = re.compile(rb"[\d.eE+-]*\d\)?\s*$")
 _WRAP_AT_LEAST = 20  # columns of the narrowest terminal
-_MAX_JOINED = 2**20
+_MAX_JOINED = 2**16
 
 
 def read_console(path: str | os.PathLike[str]) -> Metrics:
@@ -82,18 +85,34 @@ class ConsoleLog(GrowingText):
             self.rows.withdraw(keys)
         self._tentative.clear()
 
-    def take(self, lines: list[bytes], number: int) -> None:
-        may_hold = _MAY_HOLD_A_HEAD.search
-        for place, line in enumerate(lines, number):
-            if self._open is not None:
-                if (longer := self._joined(self._open, line)) is not None:
-                    self._open = longer
-                    continue
+    def take(self, text: bytes, number: int) -> None:
+        # Most lines hold no step. They are never looked at one by one: the few words a step begins with are searched.
+        hits = sorted({hit for word in _WORDS_OF_HEADS for hit in _hits(text, word)})
+        at = self._go_on(text, 0)
+        counted = 0
+        for hit in hits:
+            if hit < at:
+                continue
+            begin = text.rfind(b"\n", 0, hit) + 1
+            end = text.find(b"\n", hit)
+            end = len(text) if end < 0 else end
+            number, counted = number + text.count(b"\n", counted, begin), begin
+            for record in _records(text[begin:end], number):
                 self._close()
-            if may_hold(line):
-                for record in _records(line, place):
-                    self._close()
-                    self._open = record
+                self._open = record
+            at = self._go_on(text, end + 1)
+
+    def _go_on(self, text: bytes, at: int) -> int:
+        """Join the lines from `at` on to the open record, as far as they belong to it; returns where they end."""
+        while self._open is not None and at <= len(text):
+            end = text.find(b"\n", at)
+            end = len(text) if end < 0 else end
+            longer = self._joined(self._open, text[at:end])
+            if longer is None:
+                self._close()
+                break
+            self._open, at = longer, end + 1
+        return at
 
     def take_tail(self, tail: bytes, number: int) -> bool:
         # What is here now is shown, and taken back at the next look: the line may go on, and so may the last record.
@@ -127,7 +146,7 @@ class ConsoleLog(GrowingText):
         line = _clean(line).rstrip(b"\r")
         if not line.strip() or len(record.text) > _MAX_JOINED or not record.text.startswith(b"step:"):
             return None
-        if _PREFIX.match(line) or _HEAD.search(line):
+        if _PREFIX.match(line) or _heads(line):
             return None
         text, first = record.text, line
         if text.endswith(b" -") and not line.startswith(b" "):
@@ -136,11 +155,16 @@ class ConsoleLog(GrowingText):
             first = b" " + line
         whole = text + first
         start = text.rfind(b" - ", 0, len(text) - 1) + 3
-        before, after = text[start:].decode(errors="replace"), whole[start:].split(b" - ")[0].decode(errors="replace")
+        if len(text) - start > _MAX_FIELD:
+            return None
+        before = text[start:].decode(errors="replace")
+        after = whole[start:].split(b" - ")[0].decode(errors="replace").rstrip().removesuffix(" -")
         half = text.endswith((b" -", b" - ")) or _field(before) is None or before.endswith(".")
-        full = record.joined and record.last == record.width and _REST_OF_NUMBER.match(line)
-        goes_on = record.width >= _WRAP_AT_LEAST and _GOES_ON.match(line)
-        if (half or full or goes_on) and (_field(after) is not None or not _field_is_over(whole, start)):
+        full = record.joined and record.last == record.width and _REST_OF_NUMBER.match(line[:_MAX_FIELD])
+        goes_on = record.width >= _WRAP_AT_LEAST and _GOES_ON.match(line[:_MAX_FIELD])
+        # The field is whole now, or it may be with the line after the next.
+        mended = _field(after) is not None or (b" " not in line.strip() and b" - " not in whole[start:])
+        if (half or full or goes_on) and mended:
             return _Record(record.line, whole, record.width, len(line), True)
         return None
 
@@ -205,6 +229,13 @@ class ConsoleLog(GrowingText):
             self._layouts[raw] = keys
 
 
+def _hits(text: bytes, word: bytes) -> Iterator[int]:
+    at = text.find(word)
+    while at >= 0:
+        yield at
+        at = text.find(word, at + 1)
+
+
 def _clean(line: bytes) -> bytes:
     if b"\0" in line:
         line = line.replace(b"\0", b"")
@@ -216,17 +247,31 @@ def _clean(line: bytes) -> bytes:
 def _records(line: bytes, number: int) -> Iterator[_Record]:
     """The steps in one line of the file; a carriage return starts a new line on the screen, as a line end does."""
     for shown in _clean(line).split(b"\r"):
-        heads = [head for head in _HEAD.finditer(shown) if _is_head(shown, head)]
+        heads = _heads(shown)
+        if not heads:
+            continue
         ends = [head.start() for head in heads[1:]] + [len(shown)]
         for head, end in zip(heads, ends, strict=True):
             text = shown[head.start() : end]
-            if text.endswith((b")", b"]", b" ")):
-                text = _SUFFIX.sub(b"", text)
             if b"[" in text:
-                text = _SUFFIX.sub(b"", _BARE_COLOUR.sub(b"", text))
+                text = _BARE_COLOUR.sub(b"", text)
+            if text.endswith((b")", b"]", b" ")):
+                text = text[:-_MAX_FIELD] + _SUFFIX.sub(b"", text[-_MAX_FIELD:])
             if end != len(shown):
                 text = text.rstrip()
             yield _Record(number, text, len(shown), len(shown))
+
+
+def _heads(line: bytes) -> list[re.Match[bytes]]:
+    """Where steps begin in a line, from left to right."""
+    found = []
+    for word in _WORDS_OF_HEADS:
+        for hit in _hits(line, word):
+            first = max(0, hit - _LONGEST_HEAD) if word == b": {" else hit
+            head = _HEAD.search(line, first, hit + 3) if word == b": {" else _HEAD.match(line, hit)
+            if head and head.end() >= hit and _is_head(line, head):
+                found.append(head)
+    return sorted({head.start(): head for head in found}.values(), key=re.Match.start)
 
 
 def _is_head(line: bytes, head: re.Match[bytes]) -> bool:
@@ -235,9 +280,9 @@ def _is_head(line: bytes, head: re.Match[bytes]) -> bool:
         return True
     before = line[head.start() - 1 : head.start()]
     if before.isdigit():  # two lines glued into one: `…perf/throughput:347.2step:2 - `
-        field = line[: head.start()].rsplit(b" - ", 1)[-1].decode(errors="replace")
+        field = line[max(0, head.start() - _MAX_FIELD) : head.start()].rsplit(b" - ", 1)[-1].decode(errors="replace")
         return _field(field) is not None
-    return not (before.isalpha() or before in b"_/.-@:")
+    return not (before.isalpha() or before in b"_/.-")
 
 
 def _fields(text: bytes) -> tuple[int, list[str]]:
@@ -253,7 +298,7 @@ def _fields(text: bytes) -> tuple[int, list[str]]:
         if not body.endswith("}") and fields:
             fields[-1] += " …"  # cut: a field that is not whole
     elif head.lastgroup == "mindspeed":
-        fields = [re.sub(r"\s*:\s*", ":", part.strip()) for part in body.split("|")]
+        fields = [":".join(word.strip() for word in part.split(":")) for part in body.split("|")]
     else:
         fields = [part.strip() for part in body.removesuffix(" -").split(" - ")]
     return step, [part for part in fields if part]
@@ -264,13 +309,9 @@ def _field(text: str) -> tuple[str, float] | None:
     key, colon, value = text.strip().partition(":")
     if not colon or not key or len(key) > _MAX_KEY or not key.isprintable() or "\ufffd" in key or key != key.strip():
         return None
+    value = value[:_MAX_FIELD]
     if wrapped := _WRAPPED.match(value):
         value = wrapped[1]
     if _NUMBER.fullmatch(value):
         return key, float(value)
     return (key, _WORDS[value]) if value in _WORDS else None
-
-
-def _field_is_over(text: bytes, start: int) -> bool:
-    """Say whether a separator follows the field at `start`: no further line can mend it then."""
-    return b" - " in text[start:]

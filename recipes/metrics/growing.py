@@ -5,7 +5,6 @@ A gzip file is unpacked on the way. It can't be continued, so it is read anew wh
 
 from __future__ import annotations
 
-import gzip
 import os
 import zlib
 from pathlib import Path
@@ -21,6 +20,35 @@ MAX_LINE = 32 * 2**20
 # The first line of a real run fits, and its timings differ from one start to the next.
 _HEAD_BYTES = 4096
 GZIP = b"\x1f\x8b"
+
+
+class Unpacked:
+    """What a gzip file holds, as far as it goes. gzip.GzipFile would keep the last of it back if its end is missing."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._input, self._inside = file, b"", False
+
+    def read(self, size: int) -> bytes:
+        """Return at most `size` bytes, none at the end. Raises EOFError at an end inside, zlib.error at damage."""
+        while True:
+            self._input = self._input or self._file.read(2**16)
+            if not self._inside:  # a file may hold several, one after the other, and zeros behind the last
+                self._input = self._input.lstrip(b"\0")
+                self._inside, self._unpack = bool(self._input), zlib.decompressobj(wbits=31)
+                if not self._inside:
+                    if self._file.read(1):
+                        self._file.seek(-1, os.SEEK_CUR)
+                        continue
+                    return b""
+            ended = not self._input
+            text = self._unpack.decompress(self._input, size)
+            self._input = self._unpack.unconsumed_tail
+            if self._unpack.eof:
+                self._input, self._inside = self._unpack.unused_data, False
+            if text:
+                return text
+            if ended:
+                raise EOFError
 
 
 class GrowingText:
@@ -45,8 +73,8 @@ class GrowingText:
         self._seen: tuple[int, int] | None = None
         self._latest = Rows().metrics(source=self.path, state="missing")
 
-    def take(self, lines: list[bytes], number: int) -> None:
-        """Parse whole lines, without their ends; the first of them is line `number`."""
+    def take(self, text: bytes, number: int) -> None:
+        """Parse whole lines, the end of the last one cut off; the first of them is line `number`."""
         raise NotImplementedError
 
     def take_tail(self, tail: bytes, number: int) -> bool:
@@ -86,7 +114,7 @@ class GrowingText:
             file.seek(0 if packed else self._offset)
             whole = True
             if packed:
-                tail, whole = self._read(gzip.GzipFile(fileobj=file), None)
+                tail, whole = self._read(Unpacked(file), None)
             else:
                 tail, whole = self._read(file, size - self._offset)
         kept = self._skipping or self.take_tail(tail, self._lines + 1)
@@ -100,7 +128,7 @@ class GrowingText:
         )
         return self._latest
 
-    def _read(self, file: IO[bytes], limit: int | None) -> tuple[bytes, bool]:
+    def _read(self, file: IO[bytes] | Unpacked, limit: int | None) -> tuple[bytes, bool]:
         """Take all whole lines; returns what follows the last one, and whether a gzip file came to its end."""
         rest: list[bytes] = []
         waiting, left = 0, limit
@@ -109,7 +137,7 @@ class GrowingText:
                 piece = file.read(PIECE if left is None else min(PIECE, left))
             except EOFError:  # a gzip file that is still being written
                 return b"".join(rest), False
-            except (gzip.BadGzipFile, zlib.error) as error:
+            except zlib.error as error:
                 self.broken.append(Broken(self._lines + 1, f"the gzip file is damaged from here on: {error}"))
                 return b"".join(rest), False
             if not piece:
@@ -117,15 +145,13 @@ class GrowingText:
             left = None if left is None else left - len(piece)
             end = piece.rfind(b"\n") + 1
             if end:
-                text = b"".join([*rest, piece[: end - 1]])
-                lines = text.split(b"\n")
-                first = self._lines + 1
-                self._lines += len(lines)
+                text, first = b"".join([*rest, piece[: end - 1]]), self._lines + 1
+                self._lines += text.count(b"\n") + 1
                 self._offset += len(text) + 1
                 if self._skipping:
                     self._skipping = False
-                    lines, first = lines[1:], first + 1
-                self.take(lines, first)
+                    text, first = text.partition(b"\n")[2], first + 1
+                self.take(text, first)
                 rest, waiting = [], 0
             rest.append(piece[end:])
             waiting += len(piece) - end

@@ -12,7 +12,6 @@ framework/summary.proto (field numbers).
 from __future__ import annotations
 
 import functools
-import gzip
 import os
 import re
 import struct
@@ -21,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from recipes.metrics.growing import GZIP
+from recipes.metrics.growing import GZIP, Unpacked
 from recipes.metrics.table import MAX_STEP, Broken, Metrics, Rows, short
 
 if TYPE_CHECKING:
@@ -76,11 +75,11 @@ def _read_file(path: Path, rows: Rows) -> tuple[list[Broken], bool]:
     with path.open("rb") as raw:
         packed = raw.read(2) == GZIP
         raw.seek(0)
-        file = gzip.GzipFile(fileobj=raw) if packed else raw
+        file = Unpacked(raw) if packed else raw
         return _read_stream(file, rows)
 
 
-def _read_stream(file: IO[bytes], rows: Rows) -> tuple[list[Broken], bool]:
+def _read_stream(file: IO[bytes] | Unpacked, rows: Rows) -> tuple[list[Broken], bool]:
     broken: list[Broken] = []
     lengths: dict[bytes, int] = {}  # the twelve bytes before an event → its length, where the checksum is right
     rest, number, known = b"", 0, _Known()
@@ -89,7 +88,7 @@ def _read_stream(file: IO[bytes], rows: Rows) -> tuple[list[Broken], bool]:
             piece = file.read(_PIECE)
         except EOFError:
             return broken, True
-        except (gzip.BadGzipFile, zlib.error) as error:
+        except zlib.error as error:
             broken.append(Broken(number + 1, f"the gzip file is damaged from here on: {error}"))
             return broken, False
         if not piece:
