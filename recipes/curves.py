@@ -416,6 +416,14 @@ def save(
     return paths
 
 
+def resumptions(metrics: Metrics) -> list[tuple[int, int]]:
+    """(first step, number) of each attempt after the first that has made a step which still counts."""
+    found: dict[int, int] = {}
+    for step, number in metrics.attempts.items():
+        found.setdefault(number, step)
+    return sorted((step, number) for number, step in found.items())[1:]
+
+
 def _theme(name: str) -> Theme:
     if name not in THEMES:
         raise ValueError(f"There is no theme {name!r}; curves come in {' and '.join(THEMES)}.")
@@ -448,6 +456,9 @@ def _heading(page: _Page, title: str | None, total_steps: int | None, *, brief: 
         steps = page.metrics.table.index
         of = f" of {total_steps}" if total_steps else ""
         where = f"step {steps[-1]}{of}" if len(steps) else "no step yet"
+        if again := resumptions(page.metrics):
+            more = f" (and {len(again) - 1} before)" if len(again) > 1 else ""
+            where += f"; attempt {again[-1][1]} from step {again[-1][0]}{more}"
         _say(page, None, 0.988, 1, where, dy=-10, ha="right", va="top", color=page.theme.muted)
     notes = []
     others = [key for key in page.metrics.nonfinite if key not in page.drawn]
@@ -656,6 +667,8 @@ def _axes(page: _Page, spec: SubplotSpec, title: str | None, names: str, *, step
     ax.set_xlim(*page.span)
     ax.spines["bottom"].set_visible(steps)
     muted = page.theme.muted
+    for step, _ in resumptions(page.metrics) if steps else ():
+        ax.axvline(step - 0.5, lw=0.8, ls=(0, (1, 2)), color=muted, zorder=0)
     if title:
         _say(page, ax, 0, 1, title, dy=17, size=HEAD, bold=True)
     _say(page, ax, 0, 1, _plain(names, 66), dy=4, color=muted)
@@ -1053,6 +1066,7 @@ def describe(table: pd.DataFrame | Metrics) -> str:
     ]
     first, last = metrics.table.index[0], metrics.table.index[-1]
     text = [f"Steps {first} to {last}."]
+    text += [f"Attempt {number} begins at step {step}." for step, number in resumptions(metrics)]
     for head, parts in sentences:
         text.append(f"{head}: {'; '.join(_phrase(series(metrics, key), name) for key, name in parts)}.")
     return " ".join(text)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.masking import mask
-from recipes.metrics import JsonLines, Metrics
+from recipes.metrics import JsonLines, Metrics, of_run
 from recipes.run.directory import ENDED, Run, read_state
 
 TAIL_LINES, TAIL_BYTES, LINE_WIDTH = 8, 32_768, 160
@@ -36,7 +36,7 @@ class Moment:
 
 def follow(run: Run, every: float = 1.0) -> Iterator[Moment]:
     """Yield a moment whenever a step was added or the state changed, and at least every 5 seconds, until the end."""
-    reader, seen, said = JsonLines(run.metrics()), None, 0.0
+    reader, seen, said = Reader(run), None, 0.0
     while True:
         moment = look(run, reader)
         mark = (moment.state["state"], moment.step, len(moment.metrics.table))
@@ -48,14 +48,40 @@ def follow(run: Run, every: float = 1.0) -> Iterator[Moment]:
         time.sleep(every)
 
 
-def look(run: Run, reader: JsonLines | None = None) -> Moment:
+class Reader:
+    """The metrics of a run that goes on, all attempts as one curve; reads what is new since the time before."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self._first = run, JsonLines(run.metrics(1))
+        self._sizes: tuple[int, ...] = ()
+        self._merged: Metrics | None = None
+
+    def read(self) -> Metrics:
+        """Return the metrics as they are now. Raises OSError if a file is there and can't be read."""
+        numbers = self.run.attempts
+        if len(numbers) < 2:
+            return self._first.read()
+        sizes = tuple(p.stat().st_size if (p := self.run.metrics(n)).exists() else -1 for n in numbers)
+        if self._merged is None or sizes != self._sizes:
+            self._sizes, self._merged = sizes, of_run(self.run.path)
+        return self._merged
+
+
+def look(run: Run, reader: Reader | None = None) -> Moment:
     """Return what can be seen of a run now."""
     # State first: what is read after a run has ended is complete.
     state = read_state(run)
-    metrics = (reader or JsonLines(run.metrics())).read()
-    steps = [int(s) for s in metrics.table.index if s > 0]
-    step = steps[-1] if steps else 0
+    metrics = (reader or Reader(run)).read()
+    step = _step(metrics, state)
     return Moment(state, metrics, step, state.get("steps"), _elapsed(state), _left(metrics, state), tail(run.log()))
+
+
+def _step(metrics: Metrics, state: dict[str, Any]) -> int:
+    """The last step made; of a resumed run, the last one of the latest attempt: earlier ones may have got farther."""
+    attempt = (state["attempts"] or [{}])[-1]
+    latest = attempt.get("number", 1)
+    made = [int(s) for s in metrics.table.index if s > 0 and (latest == 1 or metrics.attempts.get(int(s)) == latest)]
+    return max([attempt.get("from_step", 0), *made[-1:]])
 
 
 def tail(path: Path) -> tuple[str, ...]:
@@ -102,4 +128,4 @@ def _left(metrics: Metrics, state: dict[str, Any]) -> float | None:
         return None
     times = metrics.table["timing_s/step"].dropna()
     # The first step compiles and warms up; it says nothing about the others.
-    return float(times.iloc[1:][-10:].mean()) * (total - int(times.index[-1])) if len(times) > 1 else None
+    return float(times.iloc[1:][-10:].mean()) * (total - _step(metrics, state)) if len(times) > 1 else None

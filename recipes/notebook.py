@@ -6,6 +6,7 @@ A cell shows what it did as HTML in JupyterLab and as plain text where there is 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shlex
 import subprocess
@@ -23,7 +24,9 @@ from recipes.params import SHORT_NAMES, Composed
 from recipes.preflight import files
 from recipes.rehearsal import Rehearsal, fold
 from recipes.run import launch as runs
-from recipes.run.directory import Run, default_path, open_run, read_state, write_json
+from recipes.run import resume
+from recipes.run.directory import ENDED, Run, default_path, open_run, read_state, write_json
+from recipes.run.resume import Resumption
 
 # What a notebook's parameters cell may hold besides params.SHORT_NAMES.
 OWN_PARAMETERS = ("recipe", "target", "overrides", "run_dir", "waive", "on_disconnect", "deadline_minutes")
@@ -44,9 +47,10 @@ class Plan:
     composed: Composed
     command: Command
     waive: tuple[str, ...] = ()
-    on_disconnect: str = "stop"
+    on_disconnect: str | None = None
     deadline_seconds: float | None = None
     rehearsal: Rehearsal | None = None
+    resumption: Resumption | None = None
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/html": _plan_html(self), "text/plain": _plan_text(self)}
@@ -55,7 +59,8 @@ class Plan:
 def resolve(namespace: Mapping[str, Any]) -> Plan:
     """Compose the recipe that the parameters in a notebook's `globals()` name, and its command.
 
-    With target="cpu" the plan is a rehearsal of the recipe: its tiny stand-in, on this processor.
+    With target="cpu" the plan is a rehearsal of the recipe: its tiny stand-in, on this processor. With a run_dir that
+    holds a run which has ended, and checkpoint.resume=auto, the plan is that run's next attempt.
     Raises RecipeError for a parameter nobody knows, a value of the wrong type, or a key verl does not have.
     """
     _refuse_unknown(namespace)
@@ -81,14 +86,32 @@ def resolve(namespace: Mapping[str, Any]) -> Plan:
     minutes = given["deadline_minutes"]
     if minutes is not None and (isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or minutes <= 0):
         raise RecipeError(f"deadline_minutes={minutes!r} must be a number above 0.")
+    resumption = None
+    if composed.recipe.checkpoint.resume == "auto" and given["run_dir"] and Run(run_dir).state_file.is_file():
+        resumption = _resumption(Run(run_dir), composed, overrides, short)
     return Plan(
-        composed,
-        build(composed),
+        resumption.composed if resumption else composed,
+        resumption.command if resumption else build(composed),
         waive=tuple(params.comma_separated(given["waive"] or "")),
-        on_disconnect=given["on_disconnect"] or "stop",
+        on_disconnect=given["on_disconnect"],
         deadline_seconds=None if minutes is None else 60.0 * minutes,
         rehearsal=rehearsal,
+        resumption=resumption,
     )
+
+
+def _resumption(run: Run, composed: Composed, overrides: list[str], short: Mapping[str, Any]) -> Resumption | None:
+    """The next attempt of a run that has ended. None while it runs: launch() attaches to it then."""
+    state = read_state(run)
+    if state["state"] not in ENDED:
+        return None
+    if state["recipe"] != composed.name:
+        raise RecipeError(
+            f"run_dir={str(run.path)!r} holds a run of {state['recipe']}, not of {composed.name}: choose another one."
+        )
+    given = {SHORT_NAMES[key]: value for key, value in short.items() if value is not None}
+    changed = [text for text in overrides if not text.startswith("checkpoint.resume")]
+    return resume.plan(run, changed, given)
 
 
 def prepare(composed: Composed, *, python: str | None = None) -> None:
@@ -146,7 +169,8 @@ class Findings:
 def launch(plan: Plan) -> Run:
     """Start the training and return its run. The training is a child of a supervisor, not of this kernel.
 
-    Raises RecipeError where the recipe's devices are not.
+    Where the very same command is running already, of an earlier kernel or papermill, nothing is started: the run is
+    that one. Raises RecipeError where the recipe's devices are not.
     """
     if not files.present(preflight.subject(plan.composed, plan.command.python)):
         recipe = plan.composed.recipe
@@ -154,17 +178,36 @@ def launch(plan: Plan) -> Run:
             f"This machine has no NPU, so {recipe.recipe} cannot be launched here; everything above holds. Open this "
             f"notebook on a node of {recipe.hardware}, or carry the script of `recipes export {recipe.recipe}` there."
         )
-    run = runs.start(
-        plan.composed,
-        plan.command,
-        on_disconnect=plan.on_disconnect,
-        deadline_seconds=plan.deadline_seconds,
-        waived=plan.waive,
-    )
+    if (running := _running(plan)) is not None:
+        print(f"run directory: {running.path}\nIt is running already; nothing was started, this notebook watches it.")
+        return running
+    watched: dict[str, Any] = {
+        "on_disconnect": plan.on_disconnect,
+        "deadline_seconds": plan.deadline_seconds,
+        "waived": plan.waive,
+    }
+    if plan.resumption:
+        run = resume.resume(plan.resumption, **watched)
+    else:
+        run = runs.start(plan.composed, plan.command, **watched)
     if plan.rehearsal:
         write_json(run.path / "rehearsal.json", plan.rehearsal.to_dict())
     print(f"run directory: {run.path}")
     return run
+
+
+def _running(plan: Plan) -> Run | None:
+    """The run of the plan's command that is going on: in its directory, or beside it where none was asked for."""
+    own = Path(plan.composed.recipe.run_dir)
+    for path in (own, *sorted(own.parent.glob("*/"), reverse=True)):
+        run = Run(path)
+        if not run.state_file.is_file() or not run.command_file.is_file() or read_state(run)["state"] != "running":
+            continue
+        told = json.loads(run.command_file.read_text(encoding="utf-8"))
+        then = [text.replace(str(path), str(own)) for text in told["argv"]]
+        if then == list(plan.command.argv):
+            return run
+    return None
 
 
 def watch(run: Run | str | Path) -> None:
@@ -339,6 +382,7 @@ def _summary(plan: Plan) -> list[tuple[str, str]]:
         ("verl", f"{plan.command.verl}, {plan.command.entry}"),
         ("interpreter", plan.command.python),
         ("run directory", r.run_dir),
+        *([("attempt", "\n".join(plan.resumption.lines()))] if plan.resumption else []),
     ]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,19 @@ class Resumption:
         return told
 
 
-def plan(run: Run, overrides: Iterable[str] = (), *, python: str | None = None) -> Resumption:
+def plan(
+    run: Run,
+    overrides: Iterable[str] = (),
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    python: str | None = None,
+) -> Resumption:
     """Return what resuming `run` would start. Nothing is written.
 
-    `overrides` change the recipe the run was started with. Raises RecipeError for a run that has not ended or has
-    nothing left to do, a checkpoint that is named but not whole, a change that makes its checkpoints worthless, or a
-    recipe file that says something else by now and of which the caller has not said which value to take.
+    `overrides` (key=value) and `parameters` (typed, by full key) change the recipe the run was started with. Raises
+    RecipeError for a run that has not ended or has nothing left to do, a checkpoint that is named but not whole, a
+    change that makes its checkpoints worthless, or a recipe file that says something else by now, where the caller
+    has not said which value to take.
     """
     state, overrides = read_state(run), list(overrides)
     if state["state"] == "running":
@@ -62,7 +69,7 @@ def plan(run: Run, overrides: Iterable[str] = (), *, python: str | None = None) 
     where = {"checkpoint.resume": "disable"}
     if point.checkpoint is not None:
         where = {"checkpoint.resume": "resume_path", "checkpoint.resume_path": str(point.checkpoint.path)}
-    composed = _recorded(run, state, overrides, where)
+    composed = _recorded(run, state, overrides, {**(parameters or {}), **where})
     now = dict(params.flatten(params.to_dict(composed.recipe)))
     asked = {key for key in composed.given if key not in OWN}
     changes = tuple(
@@ -125,7 +132,7 @@ def resume(
 
 
 def _recorded(
-    run: Run, state: dict[str, Any], overrides: Iterable[str] = (), parameters: dict[str, Any] | None = None
+    run: Run, state: dict[str, Any], overrides: Iterable[str] = (), parameters: Mapping[str, Any] | None = None
 ) -> params.Composed:
     """The recipe of the latest attempt as it was resolved, with `parameters` and `overrides` on top."""
     path = run.path / "recipe.yaml"
