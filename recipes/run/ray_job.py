@@ -385,7 +385,11 @@ class Job:
 
 
 def _client(address: str) -> Any:
+    import logging
+
     from ray.job_submission import JobSubmissionClient
+
+    logging.getLogger("ray").setLevel(logging.WARNING)  # the log is the training's
 
     class Client(JobSubmissionClient):
         """Ray's, which would wait for ever for an answer that does not come."""
