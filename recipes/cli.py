@@ -14,6 +14,7 @@ import click
 
 from recipes import __version__
 from recipes.cli_diagnose import diagnose_command
+from recipes.cli_metrics import metrics_command, plot_command
 from recipes.cli_node import doctor
 from recipes.cli_plan import layouts_command, simulate_command
 from recipes.cli_runs import diff_command, replay_command
@@ -307,19 +308,6 @@ def stop(run_dir: Path) -> None:
 
 @main.command()
 @click.argument("run_dir", type=click.Path(path_type=Path))
-def plot(run_dir: Path) -> None:
-    """Draw the curves of a run (PNG light and dark, SVG, CSV)."""
-    from recipes import notebook
-    from recipes.run.directory import open_run
-
-    opened = open_run(run_dir)
-    notebook.record(opened)
-    for path in sorted(opened.curves.iterdir()):
-        click.echo(str(path))
-
-
-@main.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def judge(run_dir: Path, as_json: bool) -> None:
     """Judge a run. Exit code 1 when it may not be believed."""
@@ -431,6 +419,8 @@ for command in (
     replay_command,
     diff_command,
     diagnose_command,
+    metrics_command,
+    plot_command,
 ):
     main.add_command(command)
 

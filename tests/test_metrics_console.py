@@ -251,7 +251,8 @@ def test_mindspeed_rl(tmp_path):
 def test_a_growing_log_shows_at_every_cut_what_a_reader_of_that_much_sees(tmp_path):
     content = (
         f"noise\n{RAY}step:1 - a:1.25 - b:np.float64(2.5)\n"
-        f"{RAY}step:2 - a:-1e-05 - actor/entr\nopy:0.12\n34 - c:1.5\nnoise\nstep:2 - d:x\nstep:3 - a:1 - b:2(Worker pid=3)\n"
+        f"{RAY}step:2 - a:-1e-05 - actor/entr\nopy:0.12\n34 - c:1.5\nnoise\nstep:2 - d:x\n"
+        "step:3 - a:1 - b:2(Worker pid=3)\n"
     ).encode()
     path = tmp_path / "train.log"
     path.touch()
@@ -269,7 +270,7 @@ def test_a_growing_log_shows_at_every_cut_what_a_reader_of_that_much_sees(tmp_pa
 
 def test_gzip_of_a_log_whole_and_still_being_written(tmp_path):
     content = "".join(f"step:{step} - a:{step / 7!r} - b:{step % 13 / 3!r}\n" for step in range(2000)).encode()
-    plain, rows = table(tmp_path, content)
+    _, rows = table(tmp_path, content)
     packed = gzip.compress(content)
     found, same = table(tmp_path, packed, "train.log.gz")
     assert same == rows
@@ -344,9 +345,7 @@ def test_any_metrics_in_verls_format_read_back_equal(tmp_path_factory, steps, pr
     expected = {
         step: {key: float(value) for key, value in data.items() if math.isfinite(value)} for step, data in steps.items()
     }
-    assert {step: {undone.get(key, key): v for key, v in row.items()} for step, row in rows.items()} == {
-        step: row for step, row in expected.items()
-    }
+    assert {step: {undone.get(key, key): v for key, v in row.items()} for step, row in rows.items()} == expected
     lost = {(undone.get(key, key), step) for key, at in found.nonfinite.items() for step in at}
     assert lost == {(k, s) for s, data in steps.items() for k, v in data.items() if not math.isfinite(v)}
 

@@ -295,7 +295,11 @@ def write_csv(table: pd.DataFrame | Metrics, path: str | os.PathLike[str]) -> Pa
 
     Numbers are written in full (they read back equal). The file is replaced as a whole.
     """
-    metrics = as_metrics(table)
+    return replace_file(path, csv_text(as_metrics(table)).encode())
+
+
+def csv_text(metrics: Metrics) -> str:
+    """The CSV of `write_csv`."""
     lost = {(step, key) for key, steps in metrics.nonfinite.items() for step in steps}
     keys = list(metrics.table.columns)
     text = io.StringIO()
@@ -307,4 +311,4 @@ def write_csv(table: pd.DataFrame | Metrics, path: str | os.PathLike[str]) -> Pa
             for key, value in zip(keys, row, strict=True)
         )
         writer.writerow([step, *cells])
-    return replace_file(path, text.getvalue().encode())
+    return text.getvalue()
