@@ -330,12 +330,12 @@ def _counts(raised: Raised) -> bool:
 
 def _explained(raised: Raised, hits: Iterable[Hit]) -> bool:
     """Whether the table knows what this exception is about: a hit stands in its lines, or right after them."""
-    return any(
-        raised.line <= hit.line <= raised.end + EXPLAINED_WITHIN
-        and (not hit.writers or not raised.writer or raised.writer in hit.writers)
-        and hit.cause.kind != "consequence"
-        for hit in hits
-    ) or any(raised.line <= hit.line <= raised.end for hit in hits)
+    for hit in hits:
+        kind, same = hit.cause.kind, not hit.writers or not raised.writer or raised.writer in hit.writers
+        within = EXPLAINED_WITHIN if same and kind in ("cause", "symptom") else 0
+        if kind not in ("noise", "doubt") and raised.line <= hit.line <= raised.end + within:
+            return True
+    return False
 
 
 def _pick(raised: list[Raised], last: tuple[int, str] | None) -> Raised | None:

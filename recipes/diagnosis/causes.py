@@ -895,6 +895,14 @@ PROCESSES = (
         True,
     ),
     Cause(
+        "ray-start",
+        ("The current node timed out during startup",),
+        "Ray's own processes did not start in time: the machine is overloaded, or an old Ray still holds its ports.",
+        "Look at the load and at processes left over (`recipes doctor`), and start again.",
+        (),
+        "https://github.com/ray-project/ray/blob/ray-2.60.0/python/ray/_private/node.py",
+    ),
+    Cause(
         "shm-broadcast",
         ("No available shared memory broadcast block found in",),
         "A rollout worker does not answer: it compiles a graph, or it hangs.",

@@ -73,7 +73,8 @@ _STEP = re.compile(r"(?<![\w/])step:(\d{1,12}) - ")
 _TOTAL = re.compile(r"Total training steps: (\d{1,12})")
 _FRAME = re.compile(r'\s+File "([^"\n]{1,400})", line (\d{1,9}), in (.{1,120})')
 _EXCEPTION = re.compile(
-    r"([A-Za-z_][\w.]{0,200}(?:Error|Exception|Interrupt|Exit|Failed|Died|Warning|Timeout)(?:\([\w.]{1,80}\))?)"
+    r"((?:[A-Za-z_][\w.]{0,200}(?:Error|Exception|Interrupt|Exit|Failed|Died|Warning|Timeout)|Exception)"
+    r"(?:\([\w.]{1,80}\))?)"
     r"(?:: (.*)|:?$)"
 )
 _ENDING = re.compile(r"([A-Za-z_][\w.]{0,200}(?:\([\w.]{1,80}\))?)(?:: ?(.*)|$)")

@@ -291,6 +291,9 @@ KNOWN_LINES = {
         "ray.exceptions.ActorDiedError: the actor is gone",
         "ray.exceptions.ActorUnavailableError: The actor 5066c201b724 is unavailable",
     ],
+    "ray-start": [
+        "Exception: The current node timed out during startup. This could happen because some of the raylet failed to"
+    ],
     "shm-broadcast": [
         "(EngineCore_DP1 pid=235461) INFO 12-16 08:25:51 [shm_broadcast.py:466] No available shared memory broadcast "
         "block found in 60 seconds. This typically happens when some processes are hanging"

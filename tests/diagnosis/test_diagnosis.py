@@ -240,6 +240,18 @@ def test_an_unknown_failure_is_called_unknown_and_its_first_exception_named(log)
     assert [other.type for other in found.others] == ["RolloutFailed"]
 
 
+def test_noise_right_after_an_exception_does_not_explain_it(log):
+    """Seen in a real log: another process goes on printing what it has to say."""
+    noise = KNOWN_LINES["optional-engine"][0]
+    raised = (
+        'Traceback (most recent call last):\n  File "/x/node.py", line 440, in __init__\nException: it did not start\n'
+    )
+    found = diagnosis.diagnose(log(f"{raised}{noise}\n"))
+    assert (found.outcome, found.raised.said) == ("unknown", "Exception: it did not start")
+    without = diagnosis.diagnose(log(f"Exception: it did not start\n{noise}\n"))
+    assert [line.text for line in without.ranked] == ["Exception: it did not start"]
+
+
 def test_an_exception_that_was_ignored_is_not_the_one(log):
     ignored = "Exception ignored in atexit callback: <function shutdown>\nTraceback (most recent call last):\n"
     found = diagnosis.diagnose(log(f'{ignored}  File "a.py", line 1, in f\nValueError: at exit\n{WRAPPED}'))
