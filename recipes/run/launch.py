@@ -177,6 +177,8 @@ def stop(run: Run) -> dict:
         with contextlib.suppress(ProcessLookupError):
             os.kill(state["supervisor"]["pid"], signal.SIGTERM)
         state = wait(run, timeout=state["grace_seconds"] + 30)
+    if state["state"] in ENDED:
+        cluster.end_left_over(run)
     if not is_here(state):
         return state
     if state["state"] in ENDED:

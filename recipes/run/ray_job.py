@@ -100,6 +100,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _stopped)
     signal.signal(signal.SIGINT, _stopped)
     log = Log(given.run / "attempts" / str(given.attempt) / "job.position")
+    if given.stop:  # whoever waits for the end of a run waits for no cluster to come back
+        plan["wait_seconds"] = min(plan["wait_seconds"], ANSWER)
     job = Job(given.run, given.attempt, plan, log.say)
     try:
         if given.stop:
@@ -204,6 +206,7 @@ class Job:
     def stop(self) -> None:
         """End the job and wait until its driver, then its processes on all nodes, are gone. Raises JobError."""
         self._stop(self.id)
+        self._record_end("STOPPED")
 
     def _stop(self, submission: str) -> None:
         info = self.info(submission)
@@ -295,6 +298,7 @@ class Job:
             limit = time.monotonic() + NOTICE
             while not (lost := self._lost(info)) and time.monotonic() < limit:
                 time.sleep(LOOK)
+        self._record_end(_status(info))
         return self._judge(info, lost)
 
     def _judge(self, info: Any, lost: Mapping[str, str]) -> int:
@@ -377,6 +381,10 @@ class Job:
     def _record(self, what: Mapping[str, Any]) -> None:
         replace_file(self.file, (json.dumps(what, indent=2) + "\n").encode())
 
+    def _record_end(self, status: str) -> None:
+        if recorded := self._recorded():
+            self._record({**recorded, "ended": recorded.get("ended") or status})
+
     def _recorded(self) -> dict[str, Any]:
         try:
             return json.loads(self.file.read_text(encoding="utf-8"))
@@ -389,7 +397,7 @@ def _client(address: str) -> Any:
 
     from ray.job_submission import JobSubmissionClient
 
-    logging.getLogger("ray").setLevel(logging.WARNING)  # the log is the training's
+    logging.getLogger(JobSubmissionClient.__module__).setLevel(logging.WARNING)  # the log is the training's
 
     class Client(JobSubmissionClient):
         """Ray's, which would wait for ever for an answer that does not come."""

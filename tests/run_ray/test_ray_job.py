@@ -20,7 +20,7 @@ from recipes.command import build
 from recipes.errors import RecipeError
 from recipes.run import cluster as clusters
 from recipes.run import launch, processes, ray_job
-from recipes.run.directory import create, read_state, write_json
+from recipes.run.directory import create, read_state, update_state, write_json
 
 CHILDREN = Path(__file__).resolve().parents[1] / "children"
 
@@ -160,14 +160,13 @@ def by_hand(run_dir: Path, does: str, address: str, *overrides: str):
     composed, command = plan(run_dir, does, address, *overrides)
     run = create(run_dir, composed.name, {})
     told = {"argv": list(command.argv), "environment": dict(command.environment)}
-    write_json(run.attempt(1) / "command.json", told)
     told["supervised"] = clusters.supervised(command, composed, run, 1)
-    write_json(run.command_file, told)
+    write_json(run.attempt(1) / "command.json", told)
     return run
 
 
 def attend(run, *more: str) -> subprocess.Popen:
-    argv = json.loads(run.command_file.read_text())["supervised"]
+    argv = json.loads((run.attempt(1) / "command.json").read_text())["supervised"]
     with run.log(1).open("ab") as log:
         return subprocess.Popen([*argv, *more], stdout=log, stderr=subprocess.STDOUT)
 
@@ -255,6 +254,19 @@ def test_who_comes_again_attaches_and_no_line_is_lost_or_said_twice(started, clu
     assert cluster.ray("job", "list").count(f"submission_id='{job_of(run)}'") == 1
 
 
+@pytest.mark.slow
+def test_stop_ends_a_job_that_outlived_what_watched_it(started, cluster, tmp_path):
+    run = by_hand(tmp_path / "run", "sleep", cluster.address)
+    watcher = attend(run)
+    until(lambda: drivers(run))
+    watcher.kill()
+    watcher.wait()
+    update_state(run, state="lost")
+    launch.stop(run)
+    assert drivers(run) == []
+    assert json.loads((run.attempt(1) / "job.json").read_text())["ended"] == "STOPPED"
+
+
 # ------------------------------------------------------------------------------------------------------- real trainings
 
 
@@ -262,7 +274,7 @@ def training(started, cluster, run_dir: Path, *overrides: str):
     more = ("launch=ray", f"ray_address={cluster.address}", "nodes=2", "devices=1", "rollout.agent_workers=1")
     composed = params.compose("cpu/qwen3", (*more, *overrides), run_dir=str(run_dir))
     notebook.prepare(composed)
-    return launch.start(composed, build(composed), deadline_seconds=400)
+    return launch.start(composed, build(composed), deadline_seconds=600)
 
 
 def metrics(run) -> list[dict]:
@@ -283,7 +295,7 @@ def test_a_training_over_two_nodes_and_one_that_loses_a_node(started, cluster, t
 
     run = training(started, cluster, tmp_path / "lost", "trainer.steps=500")
     try:
-        until(lambda: metrics(run), 300)
+        until(lambda: metrics(run), 500)
         raylet = next(p for p in psutil.Process(cluster.pid(cluster.second)).children() if p.name() == "raylet")
         os.kill(raylet.pid, signal.SIGKILL)
         state = launch.wait(run, timeout=150)
