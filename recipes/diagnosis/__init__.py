@@ -173,19 +173,19 @@ def diagnose(path: str | Path | Run, attempt: int | None = None) -> Diagnosis:
         if not path.is_dir():
             if attempt is not None:
                 raise RecipeError(f"attempt={attempt} is for a run directory, and {path} is a file.")
-            return judge(path, scan(path))
+            return conclude(path, scan(path))
         path = open_run(path)
     state = dict(read_state(path))
-    number = attempt or last_attempt(path)
+    number = attempt or path.latest
     log = path.log(number)
     if not log.is_file():
         raise RecipeError(f"{log} does not exist: attempt {number} of the run has printed nothing.")
     entries = [e for e in state.get("attempts") or [] if isinstance(e, dict)]
     entry = next((e for e in entries if e.get("number") == number), {})
-    if number != last_attempt(path):  # run.json's own state is the last attempt's
+    if number != path.latest:  # run.json's own state is the last attempt's
         state |= {"state": entry.get("state", ""), "cause": entry.get("cause", "")}
     state |= {"attempt": number, "exit_code": entry.get("exit_code")}
-    return judge(log, scan(log), state, _values(path))
+    return conclude(log, scan(log), state, _values(path))
 
 
 def brief(run: Run) -> str:
@@ -229,13 +229,7 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def last_attempt(run: Run) -> int:
-    """Return the number of the last attempt that has a log; 1 where there is none."""
-    numbers = [int(p.parent.name) for p in run.attempt(1).parent.glob("*/train.log") if p.parent.name.isdigit()]
-    return max(numbers, default=1)
-
-
-def judge(log: Path, found: Scan, state: Mapping[str, Any] | None = None, values: Any = None) -> Diagnosis:
+def conclude(log: Path, found: Scan, state: Mapping[str, Any] | None = None, values: Any = None) -> Diagnosis:
     """Say what a scan means. `state` is run.json where there is a run; `values` is its resolved recipe."""
     state = state or {}
     ended = state.get("state", "")
@@ -255,7 +249,6 @@ def judge(log: Path, found: Scan, state: Mapping[str, Any] | None = None, values
 
     if well:
         if doubts:
-            # What the whole run hangs on, not what was said first: a skipped update outweighs what stood before it.
             return Diagnosis(
                 outcome="doubtful",
                 sentence=f"The run finished, but: {doubts[0].cause.cause}",
@@ -315,7 +308,8 @@ def judge(log: Path, found: Scan, state: Mapping[str, Any] | None = None, values
             **common,
         )
     going = "The run goes on; its log" if ended in ("running", "prepared") else "The log"
-    return Diagnosis(**_nothing(noise, f"{going} shows nothing that failed."), **common)
+    nothing = f"{going} shows nothing that ended it." if open_ else f"{going} shows nothing that failed."
+    return Diagnosis(**_nothing(noise, nothing), others=tuple(open_[:SHOWN]), **common)
 
 
 def _nothing(noise: list[Hit], clean: str) -> dict[str, str]:

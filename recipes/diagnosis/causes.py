@@ -535,7 +535,7 @@ STACK = (
     Cause(
         "transformers-drift",
         ("TypeError: '>' not supported between instances of 'str' and 'int'",),
-        "transformers is not the version the stack pins: its configuration has another form.",
+        "Where transformers or vLLM raises it: transformers is not the version the stack pins.",
         "Install the stack's transformers last, after the bridges (`recipes stack install`).",
         ("stack",),
         "",

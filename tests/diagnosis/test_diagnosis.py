@@ -199,6 +199,11 @@ def test_a_clean_log_says_so(log):
     assert diagnosis.diagnose(log("")).outcome == "clean"
 
 
+def test_an_exception_a_finished_run_got_over_does_not_count(tmp_path):
+    found = diagnosis.diagnose(run_directory(tmp_path / "r", WRAPPED + STEPS, "finished", 0))
+    assert (found.outcome, found.found) == ("clean", False)
+
+
 def test_a_stopped_run_has_nobody_to_blame(tmp_path):
     found = diagnosis.diagnose(run_directory(tmp_path / "r", STEPS.replace("step:2", "step:1"), "stopped", -15))
     assert (found.outcome, found.found) == ("stopped", False)
