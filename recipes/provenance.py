@@ -78,7 +78,8 @@ def start(run: Run, attempt: int = 1, files: Iterable[Path] = ()) -> None:
     `files` are the recipe's own (`Composed.files`). Until it is gathered, and if that process is killed,
     provenance.json says that it is not.
     """
-    words = ["--attempt", str(attempt), "--launcher", masking.mask(shlex.join(sys.argv)), *map(str, files)]
+    words = [f"--attempt={attempt}", f"--launcher={masking.mask(shlex.join(sys.argv))}"]
+    words += [f"--file={path}" for path in files]
     try:
         _keep(run, attempt, {"gathered": None, "faults": ["nothing was gathered yet, or the process was ended"]}, {})
         with (run.path / "provenance.log").open("ab") as log:
@@ -363,13 +364,13 @@ def main() -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--attempt", type=int, default=1)
     parser.add_argument("--launcher", default="", help="the command line that launched it, for the record")
-    parser.add_argument("files", nargs="*", type=Path, help="the recipe's own files")
+    parser.add_argument("--file", action="append", default=[], type=Path, help="one of the recipe's own files")
     given = parser.parse_args()
     with contextlib.suppress(OSError):
         os.nice(10)  # the training comes first
     signal.signal(signal.SIGALRM, _late)
     signal.setitimer(signal.ITIMER_REAL, DEADLINE, 10)  # again every 10 s: each part that is left gets so much
-    write(Run(given.run.absolute()), given.attempt, files=given.files, launcher=given.launcher)
+    write(Run(given.run.absolute()), given.attempt, files=given.file, launcher=given.launcher)
     return 0
 
 
