@@ -47,7 +47,7 @@ def read(path: str | os.PathLike[str]) -> Metrics:
         raise RecipeError(f"{path} does not exist.") from fault
     except OSError as fault:
         raise RecipeError(f"{path} cannot be read: {fault.strerror or fault}.") from fault
-    if metrics.state == "empty" and head.strip():
+    if metrics.state == "empty" and (head.strip() or metrics.broken):
         why = f" ({metrics.broken[0]})" if metrics.broken else ""
         raise RecipeError(f"{path} holds no step of a training that can be read{why}; known are {KINDS}.")
     return metrics
