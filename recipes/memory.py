@@ -328,7 +328,8 @@ def layer_activations(
       embedding, and the chosen places; with sequence parallelism also the gathered inputs h + q_lora;
     - SwiGLU: gate and up 2f, their product f; over t;
     - experts: a token goes to k of them, so k rows of h (input) + 3·expert_ffn / expert_tensor, each on expert_tensor
-      ranks; evenly routed, a device receives as many rows as it sends. Shared experts: as SwiGLU, over t. Routing, in
+      ranks; evenly routed, a device receives as many rows as it sends. Shared experts: as SwiGLU, over t, and their
+      input is the norm's output (with moe_shared_expert_overlap a gathered copy of h more, not counted). Routing, in
       bytes: 8 an expert and 24 a row, and where scores are sigmoids with a bias 5 an expert, 8 a row and 12 more.
 
     The fp32 statistics of a norm are 4 bytes a row.
@@ -400,8 +401,9 @@ def layer_gradients(
     """Return the bytes of gradients a layer's backward pass holds at its fullest, beyond what the layer keeps.
 
     That is where it begins, in the MLP: 2h of the residual stream, and 2f of gate and up while their own values are
-    still there. Of experts, rows of the larger of 2·expert_ffn and h + expert_ffn, the step before. A kernel's own
-    workspace is not in it. Counted in tests/cpu/test_activations.py.
+    still there. Of experts, rows of the larger of 2·expert_ffn and h + expert_ffn, the step before. Not in it: the
+    workspace of a kernel, and a weight's gradient on its way to the buffer, which no number of tokens makes larger.
+    Counted in tests/cpu/test_activations.py.
     """
     n, h = kernels.number, model.hidden
     rows = 0.0
@@ -720,7 +722,8 @@ def _assumed(r: Recipe) -> Iterator[str]:
     yield (
         f"What a layer keeps is within {KEPT_WITHIN:.0%} of Megatron-Core's own, the fullest moment of its forward and "
         f"backward pass within {MOMENT_WITHIN:.0%}, counted on the CPU with kernels that keep what fused ones do. What "
-        "Ascend's keep is from their source, not measured; their workspace and communication buffers come on top."
+        "Ascend's keep is from their source, not measured. On top come their workspace, communication buffers, and a "
+        "weight's gradient on its way to its buffer."
     )
     ours = ["absorbed sparse attention (use_dsa_absorb)"] if r.transformer.get("use_dsa_absorb") else []
     ours += ["context parallelism"] if r.parallel.context > 1 else []
