@@ -32,15 +32,10 @@ find_node() {
   marked "$PID"
 }
 
-marked() { tr '\0' '\n' <"/proc/$1/environ" 2>/dev/null | grep -qx "$MARK=$ID"; }
+marked() { grep -qszxF "$MARK=$ID" "/proc/$1/environ"; }
 
 # Prints the pids of what belongs to the node: all of it inherits the mark.
-members() {
-  local folder
-  for folder in /proc/[0-9]*; do
-    if marked "${folder#/proc/}"; then echo "${folder#/proc/}"; fi
-  done
-}
+members() { grep -slzxF "$MARK=$ID" /proc/[0-9]*/environ | cut -d/ -f3; }
 
 stop_node() {
   local left limit
@@ -163,21 +158,30 @@ if [ "$role" = worker ]; then
     sleep 1
   done
 fi
-ID="$(cat /proc/sys/kernel/random/uuid)"
-: >"$STATE/node.log"
-env "$MARK=$ID" setsid "${command[@]}" </dev/null >"$STATE/node.log" 2>&1 &
-PID=$!
-disown
-echo "$PID $ID" >"$STATE/node"
+
+# Starts Ray once, and waits until it stands, has failed, or the time is over.
+start_node() {
+  ID="$(cat /proc/sys/kernel/random/uuid)"
+  : >"$STATE/node.log"
+  env "$MARK=$ID" setsid "${command[@]}" </dev/null >"$STATE/node.log" 2>&1 &
+  PID=$!
+  disown
+  echo "$PID $ID" >"$STATE/node"
+  until grep -q "Ray runtime started" "$STATE/node.log"; do
+    [ "$SECONDS" -lt "$ends" ] && kill -0 "$PID" 2>/dev/null || return 1
+    sleep 0.5
+  done
+}
+
+# A node that starts while the head is busy may give up after 30 s (Ray 2.60): a few times is enough to tell.
 trap 'stop_node; exit 130' INT TERM
-until grep -q "Ray runtime started" "$STATE/node.log"; do
-  if ! kill -0 "$PID" 2>/dev/null; then
-    tail -n 5 "$STATE/node.log" >&2
-    rm -f "$STATE/node"
-    die "Ray did not start (above: the end of $STATE/node.log)"
-  fi
-  if [ "$SECONDS" -ge "$ends" ]; then stop_node; die "Ray did not start within $deadline s: see $STATE/node.log"; fi
-  sleep 0.5
+for try in 1 2 3; do
+  if start_node; then break; fi
+  tail -n 5 "$STATE/node.log" >&2
+  stop_node 2>/dev/null
+  if [ "$SECONDS" -ge "$ends" ]; then die "Ray did not start within $deadline s (above: the end of $STATE/node.log)"; fi
+  if [ "$try" = 3 ] || [ "$role" = head ]; then die "Ray did not start (above: the end of $STATE/node.log)"; fi
+  say "Ray did not start (above: why); trying again"
 done
 trap - INT TERM
 say "$role started on $ADDRESS with $DEVICES $RESOURCE (pid $PID, log $STATE/node.log)"

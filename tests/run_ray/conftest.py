@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,14 +50,14 @@ class Cluster:
         """Run the script for the node of that address."""
         environment = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(self.folder / "token")}
         environment["RECIPES_RAY_DIR"] = str(self.folder / ip.rpartition(".")[2])
-        done = subprocess.run([SCRIPT, *words], env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([SCRIPT, *words], env=environment, capture_output=True, text=True, timeout=170)
         assert done.returncode == 0, done.stderr
         return done
 
     def start(self, ip: str) -> None:
         # Nodes of one machine share its ports, and each would count from the same number.
         ray = ["--", "--min-worker-port=0", "--max-worker-port=0"]
-        where = ["cpu/qwen3", "nodes=2", "--ip", ip, "--wait", "100"]
+        where = ["cpu/qwen3", "nodes=2", "--ip", ip, "--wait", "150"]
         if ip == HEAD:
             where += ["--port", str(self.port), "--dashboard-port", str(self.dashboard), "--devices", "0"]
             self.script(ip, "head", *where, *ray, f"--ray-client-server-port={self.client_port}")
@@ -91,8 +92,8 @@ def cluster():
             made.start(ip)
         yield made
     finally:
-        for ip in (SECOND, FIRST, HEAD):
-            made.script(ip, "stop")
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda ip: made.script(ip, "stop"), (SECOND, FIRST, HEAD)))
         left = [line for line in _processes() if str(folder) in line]
         shutil.rmtree(folder, ignore_errors=True)
         assert left == []
