@@ -50,6 +50,22 @@ _SIGNALS = {
     ),
 }
 
+# What the supervisor of a run saw and no log says, by its words in run.json.
+_RECORDED = (
+    (
+        "it hangs: ",
+        Cause(
+            "hang",
+            (),
+            "The run made no step for so long that it was ended as hanging.",
+            "The stacks named in run.json say where each process waited: the one that waits for nothing is the one.",
+            ("trainer.collective_timeout", "rollout.enforce_eager", "env"),
+        ),
+    ),
+    ("out-of-memory killer ended ", next(cause for cause in CAUSES if cause.id == "host-memory")),
+    ("the disk of the run directory is full", next(cause for cause in CAUSES if cause.id == "disk")),
+)
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -92,6 +108,8 @@ class Diagnosis:
         hit = self.first or (self.doubts[0] if self.doubts else None)
         if hit and hit.line:
             lines.append(f"  line {hit.line}: {hit.quotes[0]}")
+        elif hit:
+            lines.append(f"  run.json: {hit.quotes[0]}")
         elif self.raised:
             lines.append(f"  line {self.raised.end}: {self.raised.said}")
         elif self.ranked:
@@ -265,9 +283,12 @@ def conclude(log: Path, found: Scan, state: Mapping[str, Any] | None = None, val
         symptom = next((hit for hit in serious if hit.cause.kind == "symptom"), None)
         if symptom and (raised is None or symptom.line <= raised.end):
             first = symptom
+    recorded = None if ended == "stopped" else _recorded(state)
+    if first is None and recorded and (raised is None or recorded.cause.id == "hang"):
+        # A process that raised and is waited for makes a hang too: its exception is then listed beside it.
+        first = recorded
     if first is None and raised is None:
-        signalled = None if ended == "stopped" else _by_signal(state.get("exit_code"))
-        first = signalled or next(iter(serious), None)
+        first = next(iter(serious), None)
     if first is not None:
         return Diagnosis(
             outcome="cause",
@@ -342,12 +363,18 @@ def _pick(raised: list[Raised], last: tuple[int, str] | None) -> Raised | None:
     return min(raised, key=lambda r: r.line, default=None)
 
 
-def _by_signal(code: Any) -> Hit | None:
-    if not isinstance(code, int):
-        return None
-    number = -code if code < 0 else code - 128
-    cause = next((cause for each, cause in _SIGNALS.items() if each == number), None)
-    return Hit(cause, 0, [f"exit code {code}"], 1) if cause else None
+def _recorded(state: Mapping[str, Any]) -> Hit | None:
+    """Return what run.json says beyond the log: a hang, the kernel's out-of-memory killer, a full disk, a signal."""
+    words, code = str(state.get("cause") or ""), state.get("exit_code")
+    for text, cause in _RECORDED:
+        if text in words:
+            return Hit(cause, 0, [cut(words)], 1)
+    if isinstance(code, int):
+        number = -code if code < 0 else code - 128
+        for each, cause in _SIGNALS.items():
+            if each == number:
+                return Hit(cause, 0, [f"exit code {code}"], 1)
+    return None
 
 
 def _best(ranked: Iterable[Ranked]) -> tuple[Ranked, ...]:
@@ -384,7 +411,7 @@ def _keys(keys: Mapping[str, Any]) -> str:
 
 def _hit_rows(hit: Hit) -> list[tuple[str, str]]:
     if not hit.line:
-        return [("cause", hit.cause.cause)]
+        return [("cause", f"{hit.cause.id}, by run.json"), *(("", f"| {quote}") for quote in hit.quotes)]
     lines = f"line {hit.line}" + (f", {hit.count} times up to line {hit.last}" if hit.count > 1 else "")
     return [
         (hit.cause.kind if hit.cause.kind == "doubt" else "cause", f"{hit.cause.id}, {lines}{_by(hit.writers)}"),

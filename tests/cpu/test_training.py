@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from recipes import notebook, params
+from recipes import diagnosis, notebook, params
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +26,7 @@ def check(run, steps):
         assert metrics["training/rollout_probs_diff_mean"] < 0.01
         assert metrics["training/rollout_actor_probs_pearson_corr"] > 0.99
         assert metrics["actor/grad_norm"] > 0
+    assert diagnosis.diagnose(run.folder).first is None
 
 
 def test_tensor_and_pipeline_parallel_make_the_same_step(train):
@@ -69,6 +70,8 @@ def test_strict_export_of_glm_loses_its_weights_and_the_verdict_says_so(train):
     assert "25 of 51 tensors arrived" in export.sentence
     assert "Nothing of model-00002-of-00002.safetensors has arrived" in export.sentence
     assert json.loads((run.folder / "exports.json").read_text())["checks"]
+    found = diagnosis.diagnose(run.folder)
+    assert (found.outcome, [hit.cause.id for hit in found.doubts]) == ("doubtful", ["export-incomplete"])
 
 
 def judgements(run, rule):
@@ -85,3 +88,7 @@ def test_the_first_cause_of_a_failed_response_is_what_the_run_says(train, tmp_pa
     assert run.state["state"] == "failed"
     assert run.state["cause"] == "exit code 1: LookupError: no such answer"
     assert "RolloutFailed: A response could not be generated or scored" in run.log
+    found = diagnosis.diagnose(run.folder)
+    assert (found.outcome, found.raised.said) == ("unknown", "LookupError: no such answer")
+    assert found.raised.frame == f"{reward}, line 2, in compute_score"
+    assert found.keys == {"reward.function": str(reward)}

@@ -22,6 +22,7 @@ from recipes.cli import main
 from recipes.diagnosis import reader
 from recipes.diagnosis.causes import CAUSES, KINDS, NOISE
 from recipes.errors import RecipeError
+from recipes.run.causes import in_words
 from recipes.run.directory import write_json
 from recipes.schema import Recipe
 
@@ -213,6 +214,28 @@ def test_a_kill_is_known_by_its_exit_code_alone(tmp_path):
     for code in (-9, 137):
         found = diagnosis.diagnose(run_directory(tmp_path / str(code), "nothing of note\n", "failed", code))
         assert (found.outcome, found.first.cause.id) == ("cause", "killed")
+
+
+def test_what_only_the_supervisor_saw_is_taken_from_run_json(tmp_path):
+    (tmp_path / "log").write_text("nothing of note\n")
+    words = {
+        "host-memory": in_words(1, tmp_path / "log", killed_for_memory=2),
+        "hang": "it hangs: no step for 1800 s; the stacks of 9 processes are in attempts/1/stacks/x.txt",
+        "disk": "exit code 1; the disk of the run directory is full (0 bytes left)",
+    }
+    for name, cause in words.items():
+        path = run_directory(tmp_path / name, "nothing of note\n", cause=cause)
+        found = diagnosis.diagnose(path)
+        assert (found.outcome, found.first.cause.id, found.first.line) == ("cause", name, 0)
+        assert f"run.json: {cause}" in found.short()
+        (path / "attempts" / "1" / "train.log").write_text(OUT_OF_MEMORY)
+        assert diagnosis.diagnose(path).first.cause.id == "npu-memory"  # the log says more, where it says anything
+        (path / "attempts" / "1" / "train.log").write_text(WRAPPED)
+        raised = diagnosis.diagnose(path)
+        if name == "hang":
+            assert (raised.first.cause.id, raised.others[0].type) == ("hang", "LookupError")
+        else:
+            assert raised.outcome == "unknown"
 
 
 # --------------------------------------------------------------------------------------------------------- the unknown
