@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from recipes import masking
 from recipes.run import causes, hang, processes
 from recipes.run.directory import Run, here, identify, is_alive, now, read_state, update_state, write_json
 
@@ -234,6 +235,10 @@ class Supervisor:
             os._exit(0)
 
     def _record(self, state: str, cause: str, code: int | None) -> None:
+        """Record the end in run.json. Nobody writes the log any more: what looks like a secret in it is masked first."""
+        with contextlib.suppress(OSError):
+            masking.scrub_file(self.run.log(self.number))
+        cause = masking.mask(cause)
         self.entry |= {"ended": now(), "exit_code": code, "state": state, "cause": cause}
         (self.run.path / ".reserve").unlink(missing_ok=True)
         limit = time.monotonic() + DISK_PATIENCE
@@ -272,6 +277,8 @@ def clean_up(run: Run, run_id: str, ray_folder: str | None) -> None:
         if attempts and attempts[-1].get("ended") is None:
             attempts[-1] |= {"ended": now(), "state": "lost", "cause": state["cause"]}
         update_state(run, state="lost", cause=state["cause"], attempts=attempts)
+    with contextlib.suppress(OSError):
+        masking.scrub_file(run.log())
 
 
 def _closed(link: int) -> bool:
