@@ -1,7 +1,8 @@
 """The figures on reading metrics, for `scripts/measure.py metrics`. Each reading happens in a child process of its own.
 
 Made data: random numbers under keys as verl names them. Seconds are those of the reading alone, without start-up and
-imports, the files in the page cache; memory is the growth of the child's peak resident set while it reads.
+imports, the files in the page cache: on the clock, and of the processor, which other work on the machine disturbs less.
+Memory is the growth of the child's peak resident set while it reads.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ sys.path.insert(0, {root!r})
 import matplotlib.figure, numpy, orjson, pandas
 {before}
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-start, began = peak(), time.perf_counter()
+start, began, busy = peak(), time.perf_counter(), time.process_time()
 {reading}
-took = time.perf_counter() - began
-print(json.dumps({{"s": took, "MB": peak() - start, {more}}}))
+took, busy = time.perf_counter() - began, time.process_time() - busy
+print(json.dumps({{"s": took, "cpu": busy, "MB": peak() - start, {more}}}))
 """
 
 
@@ -33,7 +34,10 @@ def measure(root: Path, steps: int, megabytes: int) -> None:
 
     TensorBoard's own reader takes a hundred microseconds a number: of all the steps it would take a quarter of an hour.
     """
-    print("| what | size, MB | s | peak memory, MB | of it the table, MB |\n|---|---|---|---|---|", flush=True)
+    print(
+        "| what | size, MB | s | processor, s | memory, MB | of it the table, MB |\n|---|---|---|---|---|---|",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory(prefix="measure-") as folder:
         lines = json_lines(Path(folder) / "metrics.jsonl", steps)
         ours = "from recipes import metrics, curves"
@@ -53,7 +57,7 @@ def measure(root: Path, steps: int, megabytes: int) -> None:
         lists = "; d = {t: [(e.step, e.value) for e in a.Scalars(t)] for t in a.Tags()['scalars']}"
         theirs = child(root, accumulator, all_of_it + lists, '"table": 0')
         row("the same by TensorBoard's EventAccumulator", events, theirs)
-        print(f"| ratio | | {theirs['s'] / mine['s']:.1f} | | |", flush=True)
+        print(f"| ratio | | {theirs['s'] / mine['s']:.1f} | {theirs['cpu'] / mine['cpu']:.1f} | | |", flush=True)
         for file in events.iterdir():
             file.unlink()
 
@@ -63,7 +67,10 @@ def measure(root: Path, steps: int, megabytes: int) -> None:
 
 def row(what: str, path: Path, found: dict) -> None:
     size = sum(p.stat().st_size for p in (path.iterdir() if path.is_dir() else [path])) / 2**20
-    print(f"| {what} | {size:.0f} | {found['s']:.2f} | {found['MB']:.0f} | {found['table']:.0f} |", flush=True)
+    print(
+        f"| {what} | {size:.0f} | {found['s']:.2f} | {found['cpu']:.2f} | {found['MB']:.0f} | {found['table']:.0f} |",
+        flush=True,
+    )
 
 
 def child(root: Path, before: str, reading: str, more: str) -> dict:

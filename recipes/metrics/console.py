@@ -40,7 +40,7 @@ _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:nan|inf
 # NumPy from version 2 and torch say the type of a number; text glued after the bracket is none of it.
 _WRAPPED = re.compile(r"(?:(?:np|numpy)\.\w+|tensor)\(\s*([^(),\s]+)\s*(?:,[^()]*)?\)")
 _WRAPPED_BYTES = re.compile(rb":np\.\w+\(([^(),\s:]+)\)(?= - |$)")
-_WORDS = {"True": 1.0, "False": 0.0}
+_WORDS = {"True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0}
 _MAX_KEY = 200
 _MAX_FIELD = 600  # nothing of what patterns are tried on is longer: a hostile line can't make them slow
 
