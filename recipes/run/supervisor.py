@@ -235,7 +235,7 @@ class Supervisor:
             os._exit(0)
 
     def _record(self, state: str, cause: str, code: int | None) -> None:
-        """Record the end in run.json. Nobody writes the log any more: what looks like a secret in it is masked first."""
+        """Record the end in run.json. Nobody writes the log any more: what looks like a secret is masked first."""
         with contextlib.suppress(OSError):
             masking.scrub_file(self.run.log(self.number))
         cause = masking.mask(cause)
