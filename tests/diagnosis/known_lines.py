@@ -94,6 +94,25 @@ KNOWN_LINES = {
     "virtual-pipeline": [
         "ValueError: micro_batches 3 must be divisible by num_batches_divided_by 2 for megatron backend"
     ],
+    "virtual-pipeline-alone": [
+        "RuntimeError: pipeline-model-parallel size should be greater than 1 with interleaved schedule"
+    ],
+    "pipeline-layout-layers": ["AssertionError: Number of decoder layers 77must match num_layers 78"],
+    "sparse-attention": [
+        "AssertionError: Currently context parallelism is not supported by DSAttention!",
+        "AssertionError: RoPE fusion is not supported for DSAttention",
+    ],
+    "experts-without-sequence-parallel": [
+        "ValueError: performance may degrade if MoE and tensor parallelismare enabled without also enabling sequence "
+        "parallelism."
+    ],
+    "routing-replay-of-an-old-vllm": [
+        "ValueError: rollout.enable_rollout_routing_replay=True requires vLLM >= 0.22.0 (installed: 0.18.0)."
+    ],
+    "async-batch": [
+        "AssertionError: train_batch_size must equal parameter_sync_step * ppo_mini_batch_size in separate"
+    ],
+    "runtime-env-twice": ["ValueError: Failed to merge the Job's runtime env {'env_vars': {'A': '1'}} with"],
     "sequence-parallel": ["ValueError: Cannot use sequence parallelism without tensor parallelism"],
     "experts-of-a-dense-model": ["ValueError: num_moe_experts must be non None to use expert-parallel."],
     "recompute-layers": [
@@ -268,6 +287,7 @@ KNOWN_LINES = {
         "Warning: The following files could not be saved because the generator did not yield all of their tensors:",
         "Error: 12 tensors from the original checkpoint were not written. See warnings above for details.",
     ],
+    "resume-path": ["AssertionError: resume ckpt must specify the global_steps"],
     "no-model": [
         "OSError: /models/Qwen3 is not a local folder and is not a valid model identifier listed on",
         "OSError: /models/Qwen3 does not appear to have a file named config.json. Checkout",

@@ -350,12 +350,15 @@ def test_a_notebook_shows_it_with_the_words_of_the_log_escaped(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_failed_in_a_notebook_says_why(tmp_path):
+def test_a_run_that_failed_says_why_in_a_notebook_and_in_a_terminal(tmp_path):
     path = run_directory(tmp_path / "r", OUT_OF_MEMORY, id="0", recipe="r")
     with pytest.raises(
         notebook.RunEnded, match=r"The run failed: exit code 1\. Its log says why: A device has no memory"
     ):
         notebook.watch(path)
+    watched = CliRunner().invoke(main, ["watch", str(path)])
+    assert watched.exit_code == 1
+    assert "A device has no memory left. [npu-memory]\n  line 1: RuntimeError: NPU out of memory." in watched.stdout
 
 
 # ------------------------------------------------------------------------------------------------------- hostile text
