@@ -16,7 +16,7 @@ import pytest
 
 from recipes import cluster as places
 from recipes import notebook, params
-from recipes.command import build
+from recipes.command import EXTERNAL_MODULES, build
 from recipes.errors import RecipeError
 from recipes.run import cluster as clusters
 from recipes.run import launch, processes, ray_job
@@ -143,6 +143,24 @@ def test_a_cluster_that_does_not_answer_is_a_sentence(tmp_path):
     assert last.startswith("ClusterError: no Ray dashboard answers at http://127.0.0.1:9 (")
 
 
+def test_a_dashboard_that_vanishes_is_asked_again_then_given_up(tmp_path):
+    said, answers = [], iter([ConnectionError("refused"), "here"])
+
+    def question():
+        answer = next(answers, ConnectionError("refused"))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    plan = {"id": "abc", "wait_seconds": 3.0}
+    job = ray_job.Job(tmp_path, 1, plan, said.append)
+    job.url = "http://head:8265"
+    assert job._ask(question) == "here"
+    assert said == ["the dashboard at http://head:8265 does not answer (refused); asks again"]
+    with pytest.raises(ray_job.ClusterError, match=r"not answered for 3 s \(refused\).* whether job abc-1 still runs"):
+        job._ask(question)
+
+
 # ------------------------------------------------------------------------------------------------------------ stand-ins
 
 
@@ -176,6 +194,7 @@ def started(cluster, tmp_path, monkeypatch):
     """Starts runs on the cluster and makes sure that none of their processes outlives the test."""
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_shell_that_launches")
     runs = []
 
     def start(does: str, *overrides: str):
@@ -226,6 +245,11 @@ def test_jobs_end_apart_and_each_says_why(started, cluster):
     )  # as it is locally
 
     until(lambda: drivers(stopped) and drivers(outside))
+    environment = drivers(outside)[0].environ()
+    told = json.loads((outside.path / "command.json").read_text())["environment"]
+    assert told.items() <= environment.items()
+    assert environment[EXTERNAL_MODULES] == "recipes.cpu.adaptor"
+    assert "HF_TOKEN" not in environment
     state = launch.stop(stopped)
     assert (state["state"], state["cause"]) == ("stopped", "stopped by request")
     assert drivers(stopped) == []
