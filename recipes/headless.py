@@ -19,13 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from recipes import live, masking, notebook
+from recipes.atomic import replace_file
 from recipes.errors import RecipeError, nearest
 from recipes.params import SHORT_NAMES
 from recipes.run import launch
-from recipes.run.directory import Run
+from recipes.run.directory import Run, read_state
 
 # Seconds between looks for the run while the notebook is before its Launch cell.
 LOOK = 0.5
+# Tag of the cell that says what became of a run that did not finish.
+REPAIRED = "run-did-not-finish"
 
 
 def execute(path: Path, parameters: Mapping[str, Any], run_dir: Path, say: Any = print) -> int:
@@ -59,6 +62,8 @@ def execute(path: Path, parameters: Mapping[str, Any], run_dir: Path, say: Any =
         child.wait()
         raise
     finally:
+        with contextlib.suppress(OSError, ValueError):  # not written, or not whole: papermill was ended while it wrote
+            repair(run_dir / "notebook.ipynb", Run(run_dir))
         _scrub(run_dir)
         signal.signal(signal.SIGTERM, previous)
 
@@ -67,6 +72,47 @@ def _scrub(run_dir: Path) -> None:
     for scrub, name in ((masking.scrub_file, "papermill.log"), (masking.scrub_notebook, "notebook.ipynb")):
         with contextlib.suppress(OSError, ValueError):  # not written, or not whole: papermill was ended while it wrote
             scrub(run_dir / name)
+
+
+def repair(path: Path, run: Run) -> bool:
+    """Make the metadata of an executed notebook say what became of its run. Returns whether anything was changed.
+
+    papermill calls every cell completed when the kernel was killed or the cell interrupted, and leaves the notebook as
+    it was last saved when it is ended itself. The run's own state is the truth: where the run did not finish, the
+    notebook says so in its first cell, in papermill's own fields and under `metadata.recipes`.
+    Raises OSError or ValueError for a file that cannot be read as a notebook.
+    """
+    import nbformat
+
+    book = nbformat.read(path, as_version=4)
+    state = read_state(run) if run.state_file.is_file() else {"state": "not started", "cause": ""}
+    ran = state["state"] == "finished"
+    said = book.metadata.get("papermill") or {}
+    if ran and said.get("exception") is not None:  # the training is fine; a later cell is not, and papermill says so
+        return False
+    book.metadata["recipes"] = {"state": state["state"], "cause": masking.mask(state["cause"])}
+    if not ran:
+        book.metadata["papermill"] = {**said, "exception": True}
+        _mark(book.cells)
+        if not book.cells or book.cells[0].metadata.get("tags") != [REPAIRED]:
+            words = f"The run is {state['state']}" + (f": {state['cause']}" if state["cause"] else ".")
+            book.cells.insert(0, nbformat.v4.new_raw_cell(masking.mask(words), metadata={"tags": [REPAIRED]}))
+    replace_file(path, (nbformat.writes(book) + "\n").encode("utf-8"))
+    return True
+
+
+def _mark(cells: list[Any]) -> None:
+    """The watching cell failed, what follows it was never reached, unless papermill already knows better."""
+    watching = [n for n, cell in enumerate(cells) if cell.cell_type == "code" and "notebook.watch(" in cell.source]
+    reached = watching[0] if watching else len(cells)
+    for place, cell in enumerate(cells):
+        said = cell.metadata.get("papermill")
+        if cell.cell_type != "code" or not said:
+            continue
+        if place == reached and said.get("status") != "pending":
+            cell.metadata["papermill"] = {**said, "status": "failed", "exception": True}
+        elif said.get("status") == "running" or (place > reached and not cell.get("execution_count")):
+            cell.metadata["papermill"] = {**said, "status": "failed" if said["status"] == "running" else "pending"}
 
 
 def declared(path: Path) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Verdict:
 
 def judge(metrics: Metrics, state: Mapping[str, Any], exported: Exported | None = None) -> Verdict:
     """Judge a run by its metrics, its state (run.json: `state`, `cause`, `steps`) and what it exported, if anything."""
-    rules = (_ended, _complete, _finite, _agreement, _update, _signal, _reward, _validation)
+    rules = (_ended, _hung, _complete, _finite, _agreement, _update, _signal, _reward, _validation)
     found = [j for rule in rules for j in rule(metrics, state)]
     found += _exported(exported, state) if exported else []
     return Verdict(tuple(sorted(found, key=lambda j: ORDER[j.outcome])))
@@ -73,6 +73,12 @@ def _ended(_: Metrics, state: Mapping[str, Any]) -> Iterator[Judgement]:
     else:
         words = f"the run is {state['state']}" + (f": {state['cause']}" if state.get("cause") else "")
         yield Judgement("ENDED", "fail", words, source="run.json")
+
+
+def _hung(_: Metrics, state: Mapping[str, Any]) -> Iterator[Judgement]:
+    """An alarm of the supervisor that the run got over: it is believed, and looked into."""
+    for alarm in state.get("alarms", ()):
+        yield Judgement("HANG", "warn", alarm["sentence"], source="recipe, supervision")
 
 
 def _complete(metrics: Metrics, state: Mapping[str, Any]) -> Iterator[Judgement]:

@@ -52,7 +52,12 @@ def fail(how: str) -> None:
         finally:
             raise OSError(28, "No space left on device")
     if how == "broken":
-        write(0, '{"step": 3, "data": {"critic/rew')
+        write(0, '{"step": 4, "data": {"critic/rew')
+        time.sleep(600)
+    if how == "memory":  # into a control group with too little, then more than it has
+        Path(os.environ["TRAINER_GROUP"]).write_text(str(os.getpid()))
+        held = [bytearray(8 << 20) for _ in range(32)]
+        print(len(held))
 
 
 if "train" in script:
