@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from recipes.atomic import replace_file
 from recipes.metrics import JsonLines, as_metrics, parse_line, read_jsonl, write_csv
@@ -64,6 +66,34 @@ def test_validation_and_training_of_one_step_merge_and_the_later_line_wins(tmp_p
     metrics = read_jsonl(path)
     assert metrics.table.index.tolist() == [9, 10]
     assert metrics.table.loc[10].to_dict() == {"val": 0.6, "shared": 2.0, "reward": 0.5}
+
+
+def test_the_order_of_keys_in_a_line_does_not_matter(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text(line(1, a=1.0, b=2.0) + line(2, b=20.0, a=10.0) + line(1, b=3.0, a=4.0) + line(2, a=5.0, b=6.0))
+    assert read_jsonl(path).table.to_dict("index") == {1: {"a": 4.0, "b": 3.0}, 2: {"a": 5.0, "b": 6.0}}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.dictionaries(st.sampled_from("abcd"), st.none() | st.integers(0, 9))),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_whatever_comes_in_whatever_order_the_later_value_wins(tmp_path_factory, records):
+    path = tmp_path_factory.mktemp("m") / "m.jsonl"
+    path.write_text("".join(line(step, **data) for step, data in records))
+    expected = {}
+    for step, data in records:
+        expected.setdefault(step, {}).update(data)
+    metrics = read_jsonl(path)
+    assert metrics.table.index.tolist() == sorted(expected)
+    lost = {(step, key) for key, steps in metrics.nonfinite.items() for step in steps}
+    assert lost == {(step, key) for step, data in expected.items() for key, value in data.items() if value is None}
+    for step, data in expected.items():
+        assert metrics.table.loc[step].dropna().to_dict() == {k: v for k, v in data.items() if v is not None}
 
 
 def test_a_value_written_again_replaces_a_non_finite_one_and_the_other_way_round(tmp_path):

@@ -175,15 +175,16 @@ class Rows:
         column = {key: i for i, key in enumerate(self._keys)}
         values = np.full((len(steps), len(column)), np.nan)
         for b in blocks:
-            data = np.frombuffer(bytes(b.values), "f8").reshape(len(b.steps), len(b.keys))
+            data = np.frombuffer(b.values, "f8").reshape(len(b.steps), len(b.keys))
             # Of a step that comes twice in a block, the assignment keeps the later row.
             rows = np.searchsorted(steps, np.array(b.steps, dtype="i8"))
             if not (finite := np.isfinite(data)).all():
                 data = np.where(finite, data, np.inf)
-            if data.shape == values.shape and np.array_equal(rows, np.arange(len(steps))):
+            if b.keys == tuple(column) and np.array_equal(rows, np.arange(len(steps))):
                 values[:] = data  # the ordinary case: every step once, in order, with every key
             else:
                 values[np.ix_(rows, [column[key] for key in b.keys])] = data
+            del data  # a bytearray that is looked at can't grow
         for row, b, data in self._again(blocks, steps):
             values[row, [column[key] for key in b.keys]] = [v if math.isfinite(v) else math.inf for v in data]
         names, values, folded = _fold(list(column), values)
