@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,12 @@ def write(run: Run, attempt: int = 1, *, files: Iterable[Path] = (), launcher: s
 
     Diffs of changed working trees go into provenance/NAME.diff. Returns what was written.
     """
+    told, diffs = _of_attempt(run, attempt, files, launcher)
+    _keep(run, attempt, told, diffs)
+    return told
+
+
+def _of_attempt(run: Run, attempt: int, files: Iterable[Path], launcher: str) -> tuple[dict[str, Any], dict[str, str]]:
     began = time.monotonic()
     told: dict[str, Any] = {"gathered": now(), "attempt": attempt, "launcher": launcher, "faults": []}
     diffs: dict[str, str] = {}
@@ -114,8 +120,7 @@ def write(run: Run, attempt: int = 1, *, files: Iterable[Path] = (), launcher: s
     except Exception as fault:  # noqa: BLE001  whatever it is, the run is worth more than its provenance
         told["faults"].append(f"the rest could not be gathered: {_words(fault)}")
     told["seconds"] = round(time.monotonic() - began, 2)
-    _keep(run, attempt, told, diffs)
-    return told
+    return told, diffs
 
 
 def recorded(run: Run, attempt: int | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -157,7 +162,7 @@ def gather(
     found = {
         "workbook": __version__,
         "command": {**command, "folder": str(Path.cwd())},
-        "environment": kept(environment),
+        "environment": kept(environment, command["environment"]),
         "recipe_files": part("recipe files", lambda: hashes(files), {}),
         "interpreter": {"python": told.get("python"), "executable": told.get("executable"), "asked": python},
         "stack": stack,
@@ -370,11 +375,14 @@ def main() -> int:
         os.nice(10)  # the training comes first
     signal.signal(signal.SIGALRM, _late)
     signal.setitimer(signal.ITIMER_REAL, DEADLINE, 10)  # again every 10 s: each part that is left gets so much
-    write(Run(given.run.absolute()), given.attempt, files=given.file, launcher=given.launcher)
+    run = Run(given.run.absolute())
+    told, diffs = _of_attempt(run, given.attempt, given.file, given.launcher)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    _keep(run, given.attempt, told, diffs)
     return 0
 
 
-def _late(*_: Any) -> Iterator[None]:
+def _late(*_: Any) -> None:
     raise TimeoutError(f"it took longer than {DEADLINE} s")
 
 
