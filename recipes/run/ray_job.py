@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import re
 import shlex
@@ -236,7 +237,8 @@ class Job:
         """Wait until the cluster has what the run needs. Returns {node id: address}; raises NodesMissingError."""
         limit, before, said = time.monotonic() + self.plan["wait_seconds"], "", 0.0
         while True:
-            nodes = self.nodes()
+            used = self._used()
+            nodes = [{**node, "used": used.get(node["node_id"], 0)} for node in self.nodes()]
             missing, sentence = survey(nodes, self.plan)
             if sentence != before or time.monotonic() - said > REPEAT:
                 before, said = sentence, time.monotonic()
@@ -325,6 +327,19 @@ class Job:
 
         options = {"limit": 10_000, "timeout": ANSWER, "detail": True, "raise_on_missing_output": False}
         return [vars(node) for node in self._ask(lambda: list_nodes(address=self.url, **options))]
+
+    def _used(self) -> dict[str, int]:
+        """Return how many devices of each node others hold, by its id, as the dashboard's page of nodes shows it.
+
+        The page is no promise of Ray's: without it, devices count as free, and verl says which it could not have.
+        """
+        one = re.compile(rf"^([\d.]+)/[\d.]+ {re.escape(self.plan['resource'])}$", re.M)
+        try:
+            answer = self.client._do_request("GET", "/nodes?view=summary").json()
+            shown = answer["data"]["nodeLogicalResources"]
+            return {node: math.ceil(float(found[1])) for node, text in shown.items() if (found := one.search(text))}
+        except Exception:  # noqa: BLE001  nodes() says it, where the dashboard does not answer
+            return {}
 
     def _actors(self, info: Any, *more: tuple[str, str, str]) -> list[Any]:
         from ray.util.state import list_actors
@@ -482,12 +497,14 @@ def entrypoint(argv: Sequence[str], record: Path, submission: str, seconds: floa
 def survey(nodes: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]) -> tuple[int, str]:
     """Return how many of the nodes a run needs are missing, and a sentence that names those there and those not.
 
-    nodes: Ray's table (node_ip, node_name, state, state_message, resources_total). plan: `wanted` [[nodes, devices
-    on each], …], `resource`, and `nodes`, the addresses that are known beforehand, if they are.
+    nodes: Ray's table (node_id, node_ip, node_name, state, state_message, resources_total), `used` (by others).
+    plan: `wanted` [[nodes, devices on each], …], `resource`, and `nodes`, the addresses known beforehand, if they are.
     """
     resource, expected = plan["resource"], plan["nodes"]
     living = [node for node in nodes if node["state"] == "ALIVE"]
-    devices = [(node["node_ip"], int((node["resources_total"] or {}).get(resource, 0))) for node in living]
+    offered = {n["node_id"]: int((n["resources_total"] or {}).get(resource, 0)) for n in living}
+    devices = [(n["node_ip"], max(0, offered[n["node_id"]] - n["used"])) for n in living]
+    busy = [f"{n['node_ip']} ({n['used']} of {offered[n['node_id']]})" for n in living if n["used"]]
     total = sum(count for count, _ in plan["wanted"])
     missing = _unplaced([count for _, count in devices], plan["wanted"])
     sizes = sorted({size for _, size in plan["wanted"]})
@@ -496,21 +513,25 @@ def survey(nodes: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]) -> tuple
     if not missing:
         return 0, said
     fewer = [f"{ip} ({count})" for ip, count in sorted(devices) if 0 < count < sizes[0]]
-    bare = [ip for ip, count in sorted(devices) if not count]
+    bare = sorted(n["node_ip"] for n in living if not offered[n["node_id"]])
     said += f"; with too few: {', '.join(fewer)}" if fewer else ""
+    said += f"; in use: {', '.join(sorted(busy))}" if busy else ""
     said += f"; without {resource}: {', '.join(bare)}" if bare else ""
     each = " or ".join(map(str, sizes))
     said += f"; {missing} with {each} {resource} {'is' if missing == 1 else 'are'} missing"
     known = {text for node in living for text in (node["node_ip"], node["node_name"])}
     dead = {n["node_ip"]: n["state_message"] for n in nodes if n["state"] == "DEAD" and n["node_ip"] not in known}
-    never = [name for name in expected if not known & {name, _resolved(name)}]
-    names = [name if dead.get(_resolved(name)) is None else f"{name}, dead" for name in never]
-    names += [f"{ip}, dead ({_shortened(why or 'no reason given')})" for ip, why in dead.items() if ip not in never]
+    awaited = {name: _resolved(name) for name in expected}
+    away = {name: ip for name, ip in awaited.items() if not known & {name, ip}}
+    names = [f"{name}, dead" if ip in dead else name for name, ip in away.items()]
+    names += [
+        f"{ip}, dead ({_shortened(why or 'no reason given')})" for ip, why in dead.items() if ip not in away.values()
+    ]
     return missing, said + (f": {'; '.join(names[:32])}" if names else "")
 
 
 def _unplaced(free: Sequence[int], wanted: Sequence[Sequence[int]]) -> int:
-    """Return how many of the wanted nodes find no place: each takes its devices from the fullest node that has them."""
+    """Return how many of the wanted nodes find no place: each takes the node with the fewest devices that do."""
     left, missing = sorted(free), 0
     for count, size in sorted(wanted, key=lambda pair: -pair[1]):
         for _ in range(count):

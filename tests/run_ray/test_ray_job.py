@@ -42,9 +42,10 @@ def until(condition, seconds=60.0):
 # ------------------------------------------------------------------------------------------------ what needs no cluster
 
 
-def node(ip, devices=0, state="ALIVE", why=None):
+def node(ip, devices=0, state="ALIVE", why=None, used=0):
     resources = {"NPU": float(devices), "CPU": 8.0} if devices else {"CPU": 8.0}
-    return {"node_ip": ip, "node_name": ip, "state": state, "state_message": why, "resources_total": resources}
+    told = {"node_id": ip, "node_ip": ip, "node_name": ip, "state": state, "state_message": why, "used": used}
+    return told | {"resources_total": resources}
 
 
 def test_missing_nodes_are_named():
@@ -60,6 +61,13 @@ def test_missing_nodes_are_named():
     assert said.endswith("missing: 10.0.0.3, dead (no heartbeat)")
     back = [*nodes, node("10.0.0.3", 16)]
     assert ray_job.survey(back, {**plan, "nodes": []})[1].endswith("2 with 16 NPU are missing")
+
+
+def test_devices_of_others_are_waited_for():
+    plan = {"resource": "NPU", "wanted": [[2, 16]], "nodes": []}
+    missing, said = ray_job.survey([node("10.0.0.1", 16), node("10.0.0.2", 16, used=16)], plan)
+    assert missing == 1
+    assert said == "1 of 2 nodes are up: 10.0.0.1 (16 NPU); in use: 10.0.0.2 (16 of 16); 1 with 16 NPU is missing"
 
 
 @pytest.mark.parametrize(
