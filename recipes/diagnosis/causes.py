@@ -2,7 +2,8 @@
 
 A pattern is plain text; `…` stands for anything on the same line. It is found by searching its parts in order, so no
 text can make it slow. A line belongs to the first entry it matches: the specific ones stand before the general ones.
-An entry is only as good as its source: each text was read in the source named, in code or in a public report.
+An entry is only as good as its source: each text was read in the source named, in code or in a public report; of HCCL's
+rarer codes only the list of codes was, not a log. Without a source, it comes from logs whose place was not kept.
 """
 
 from __future__ import annotations

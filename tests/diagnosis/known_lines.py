@@ -1,4 +1,7 @@
-"""Lines of logs by the cause they show: each from the source its cause names, shortened, with the prefixes it had."""
+"""Lines of logs by the cause they show: each from the source its cause names, shortened, with the prefixes it had.
+
+Of HCCL's rarer codes only the code and the form of the line are known; their words here are placeholders.
+"""
 
 OPTIONAL = "/usr/lib/python3/site-packages/verl/workers/engine/__init__.py:32: UserWarning: "
 ERROR = "(EngineCore_DP0 pid=7) ERROR 06-17 06:11:34 [multiproc_executor.py:492] "
