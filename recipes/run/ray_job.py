@@ -29,9 +29,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-if __name__ == "__main__":  # by its path: this folder holds modules of ours, and `recipes` may be another environment's
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
-    sys.path.append(sys.path.pop(0))
+if (
+    __name__ == "__main__"
+):  # by its path: this folder holds modules of ours, and beside `recipes` may lie other packages
+    _here = Path(__file__).resolve().parent
+    sys.path[:] = [*(p for p in sys.path if not p or Path(p).resolve() != _here), str(_here.parents[1])]
 
 from recipes.atomic import replace_file
 from recipes.masking import looks_secret
@@ -447,7 +449,7 @@ def sees(record, submission, seconds):
     while True:
         try:
             with open(record) as file:
-                if repr(submission)[1:-1] in file.read() and os.access(os.path.dirname(record), os.W_OK):
+                if '"' + submission + '"' in file.read() and os.access(os.path.dirname(record), os.W_OK):
                     return True
         except OSError:
             pass
