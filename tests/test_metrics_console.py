@@ -151,6 +151,13 @@ def test_a_broken_field_is_not_mended_with_the_words_of_another_process(tmp_path
     assert [broken.line for broken in found.broken] == [1, 3]
 
 
+@pytest.mark.parametrize("after", ["noise", "42", "- item", "{'a': 1}", "INFO - lr:1", "2025-01-01 12:00:00 - a:1"])
+def test_a_whole_step_does_not_take_the_next_line_for_its_own(tmp_path, after):
+    found, rows = table(tmp_path, f"step:1 - actor/loss:0.25 - actor/kl:0.125\n{after}\nstep:2 - actor/loss:1\n")
+    assert rows == {1: {"actor/loss": 0.25, "actor/kl": 0.125}, 2: {"actor/loss": 1.0}}
+    assert not found.broken
+
+
 def test_validation_and_training_of_a_step_merge_and_after_a_resume_the_later_wins(tmp_path):
     log = (
         "step:1 - loss:0.1\nstep:2 - val-core/x:0.5\nstep:2 - loss:0.2 - kl:1\nstep:3 - loss:0.3\n"

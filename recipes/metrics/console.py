@@ -159,12 +159,13 @@ class ConsoleLog(GrowingText):
             return None
         before = text[start:].decode(errors="replace")
         after = whole[start:].split(b" - ")[0].decode(errors="replace").rstrip().removesuffix(" -")
-        half = text.endswith((b" -", b" - ")) or _field(before) is None or before.endswith(".")
+        half = text.endswith((b" -", b" - ")) or _field(before) is None
         full = record.joined and record.last == record.width and _REST_OF_NUMBER.match(line[:_MAX_FIELD])
         goes_on = record.width >= _WRAP_AT_LEAST and _GOES_ON.match(line[:_MAX_FIELD])
         # The field is whole now, or it may be with the line after the next.
-        mended = _field(after) is not None or (b" " not in line.strip() and b" - " not in whole[start:])
-        if (half or full or goes_on) and mended:
+        mended = _field(after) is not None
+        later = half and b" " not in line.strip() and b" - " not in whole[start:]
+        if later or (mended and (half or full or goes_on or (before.endswith(".") and after != before))):
             return _Record(record.line, whole, record.width, len(line), True)
         return None
 
