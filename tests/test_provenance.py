@@ -332,17 +332,25 @@ def test_attempts_of_a_resumed_run_become_the_first():
     assert replay.moved_path("/a/attempts/12/metrics.jsonl", "/a", "/b") == "/b/attempts/1/metrics.jsonl"
 
 
-def test_a_replay_launches_the_same_argv_but_for_paths(good_run, tmp_path):
+def test_a_replay_has_the_same_argv_and_environment_but_for_paths(good_run, tmp_path):
+    target = tmp_path / "it's again"
+    planned = replay.plan(good_run, target)
+    first = json.loads(good_run.command_file.read_text())
+    old, new = (str(path).replace("'", "\\'") for path in (good_run.path, target))
+    assert list(planned.command.argv) == [word.replace(old, new) for word in first["argv"]]
+    assert [word for word in planned.command.argv if "a run" in word] == []
+    old, new = str(good_run.path), str(target)
+    assert planned.command.environment == {name: text.replace(old, new) for name, text in first["environment"].items()}
+    assert planned.composed.recipe.checkpoint.directory == f"{target}/checkpoints"
+    assert not target.exists()
+
+
+@pytest.mark.slow
+def test_a_replay_is_launched_watched_and_says_what_it_is_a_replay_of(good_run, tmp_path):
     target = tmp_path / "it's again"
     told = CliRunner().invoke(cli.main, ["replay", str(good_run.path), "--run-dir", str(target)])
     again = open_run(target)
     assert told.exit_code == 0, told.output
-    first, second = (json.loads(run.command_file.read_text()) for run in (good_run, again))
-    old, new = (str(run.path).replace("'", "\\'") for run in (good_run, again))
-    assert second["argv"] == [word.replace(old, new) for word in first["argv"]]
-    old, new = str(good_run.path), str(again.path)
-    assert second["environment"] == {name: text.replace(old, new) for name, text in first["environment"].items()}
-    assert [word for word in second["argv"] if "good" in word] == []
     assert params.compose(str(again.path / "recipe.yaml")).recipe.optimizer.lr == 1e-4
     noted = json.loads((target / "replay.json").read_text())
     assert noted["of"] == str(good_run.path)
