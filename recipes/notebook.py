@@ -331,6 +331,9 @@ _FILES = {
     "verdict.json": "the verdict",
     "rehearsal.json": "what a rehearsal did with each setting of the recipe it rehearsed",
     "exports.json": "what was exported, compared with the model tensor by tensor",
+    "provenance.json": "environment, packages, commits, hardware, model and data it ran with",
+    "provenance": "what was changed in the working trees it ran from",
+    "replay.json": "the run this one repeats, and what was different",
     "notebook.ipynb": "this notebook as it ran",
 }
 

@@ -18,6 +18,7 @@ from typing import IO
 from recipes.diagnosis.causes import CAUSES, Cause
 from recipes.errors import RecipeError
 from recipes.logtext import clean
+from recipes.masking import mask
 
 BLOCK = 1 << 20
 # Bytes of one line looked at before and after what was found in it.
@@ -388,6 +389,7 @@ _ANY = re.compile("|".join({re.escape(max(parts, key=len)) for _, patterns in _C
 
 
 def cut(text: str, width: int = QUOTE) -> str:
-    """Return text fit to show in one line: printable characters only, cut to `width`."""
-    text = "".join(c if c.isprintable() else " " for c in text[: width + 1])
+    """Return text fit to show in one line: printable characters only, secrets masked, cut to `width`."""
+    # Masked before it is cut: half a token looks like none.
+    text = mask("".join(c if c.isprintable() else " " for c in text[: 4 * width]))
     return text if len(text) <= width else text[: width - 1] + "…"
