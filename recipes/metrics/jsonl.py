@@ -28,13 +28,13 @@ class JsonLines(GrowingText):
     def take(self, text: bytes, number: int) -> None:
         from orjson import loads  # three times as fast as json; what it refuses, parse_line explains or accepts
 
-        add = self.rows.add
+        add = self.rows.add_object
         for place, line in enumerate(text.split(b"\n"), number):
             try:
                 record = loads(line)
                 step, data = record["step"], record["data"]
                 if type(step) is int and 0 <= step < MAX_STEP and type(data) is dict:
-                    add(step, tuple(data), data.values())
+                    add(step, data)
                     continue
             except (ValueError, KeyError, TypeError, struct.error):
                 pass

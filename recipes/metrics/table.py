@@ -19,8 +19,9 @@ import math
 import os
 import struct
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -99,12 +100,14 @@ class Metrics:
 class _Block:
     """The rows that came with the very same keys: `values` holds len(keys) numbers a row, NaN for a non-finite one."""
 
-    __slots__ = ("keys", "order", "pack", "steps", "values")
+    __slots__ = ("keys", "order", "pack", "pick", "size", "steps", "values")
 
     def __init__(self, keys: tuple[str, ...]) -> None:
         self.keys = keys
         self.steps, self.order, self.values = array("q"), array("q"), bytearray()
         self.pack: Callable[..., bytes] = struct.Struct(f"{len(keys)}d").pack
+        # How many keys, and their values out of a mapping; an itemgetter of one key gives no tuple.
+        self.size, self.pick = (len(keys), itemgetter(*keys)) if len(keys) > 1 else (-1, None)
 
 
 class Rows:
@@ -123,7 +126,7 @@ class Rows:
     def __len__(self) -> int:
         return sum(len(block.steps) for block in self._blocks.values())
 
-    def add(self, step: int, keys: tuple[str, ...], values: Sequence[float]) -> None:
+    def add(self, step: int, keys: tuple[str, ...], values: Collection[float]) -> None:
         """Add one row. Raises struct.error, and adds nothing, if a value is None, text or anything but a number."""
         block = self._last
         if block.keys != keys:
@@ -132,6 +135,21 @@ class Rows:
         if block is not self._last:
             self._last = self._registered(block)
         block.values += packed
+        block.steps.append(step)
+        block.order.append(self._count)
+        self._count += 1
+
+    def add_object(self, step: int, data: dict[str, Any]) -> None:
+        """Add one row from a mapping, as `add` does. The next row mostly has the same keys: that is tried first."""
+        block = self._last
+        if len(data) != block.size:
+            self.add(step, tuple(data), data.values())
+            return
+        try:
+            block.values += block.pack(*block.pick(data))
+        except KeyError:
+            self.add(step, tuple(data), data.values())
+            return
         block.steps.append(step)
         block.order.append(self._count)
         self._count += 1
