@@ -284,10 +284,9 @@ def known_secrets(environment: Mapping[str, str] | None = None) -> tuple[str, ..
     given = os.environ if environment is None else environment
     found = {
         text
-        for name, text in given.items()
+        for text in (given[name] for name in given if looks_secret(name))
         if len(text) >= 8
         and not text.startswith(("/", "."))
-        and looks_secret(name)
         and re.search(r"[^A-Za-z_-]", text)
         and not _NUMBER.fullmatch(text)
         and not harmless(text)
