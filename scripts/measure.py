@@ -7,6 +7,7 @@ seeds   validation reward before, during and after training for --pairs seeds (t
 ratio   the quickstart through the notebook against bare verl with the same argv and environment, in turn
 faults  the same faults given to bare verl and to `recipes check`: what each says, and after how many seconds
 metrics speed and memory of the readers: JSON lines, TensorBoard against its own reader, a console log of 1 GB
+watching memory of the supervisor, its guard and `recipes watch` while a run writes a log of 2 GB
 fresh   a fresh clone: seconds from scripts/quickstart.sh to the curve (needs a package index)
 """
 
@@ -36,6 +37,7 @@ from recipes import notebook, params  # noqa: E402
 from recipes.command import build  # noqa: E402
 
 RECIPE = "quickstart/grpo"
+WHAT = ("quick", "run", "seeds", "ratio", "faults", "metrics", "watching", "fresh")
 
 
 def quick() -> dict:
@@ -161,6 +163,41 @@ def metrics(steps: int | None) -> dict:
     return {}
 
 
+def watching(gigabytes: float = 2.0) -> dict:
+    """A run that does nothing but write a log, under a real supervisor and watched by a real `recipes watch`."""
+    from recipes.run import launch
+    from recipes.run.directory import create, read_state, write_json
+
+    writer = (
+        "import sys\nline = b'(WorkerDict pid=1) ' + b'x' * 180 + b'\\n'\n"
+        f"for _ in range({int(gigabytes * 1e9 / 200 / 1000)}): sys.stdout.buffer.write(line * 1000)\n"
+    )
+    with tempfile.TemporaryDirectory(prefix="measure-") as folder:
+        made = create(Path(folder) / "run", "log", {"on_disconnect": "stop"})
+        write_json(made.attempt(1) / "command.json", {"argv": [sys.executable, "-c", writer], "environment": {}})
+        began = time.monotonic()
+        launch.start_supervisor(made, 1)
+        watcher = subprocess.Popen(
+            [sys.executable, "-m", "recipes.cli", "watch", str(made.path)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        supervisor = psutil.Process(read_state(made)["supervisor"]["pid"])
+        peaks: dict[str, float] = {}
+        while watcher.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                for name, process in {"supervisor": supervisor, "watch": psutil.Process(watcher.pid)}.items():
+                    peaks[name] = max(peaks.get(name, 0.0), process.memory_info().rss / 1e6)
+            time.sleep(0.05)
+        size = made.log(1).stat().st_size
+        return {
+            "log, GB": round(size / 1e9, 2),
+            "seconds to the end": round(time.monotonic() - began, 1),
+            "state": read_state(made)["state"],
+            **{f"{name}, MB at most": round(peak) for name, peak in peaks.items()},
+        }
+
+
 def fresh() -> dict:
     with tempfile.TemporaryDirectory(prefix="measure-") as folder:
         clone = Path(folder) / "clone"
@@ -233,11 +270,11 @@ def seconds(command: list[str]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("quick", "run", "seeds", "ratio", "faults", "metrics", "fresh"))
+    parser.add_argument("what", choices=WHAT)
     parser.add_argument("--steps", type=int, help="steps of each run (default: as in the recipe)")
     parser.add_argument("--pairs", type=int, default=3, help="pairs of runs for `ratio`, seeds for `seeds`")
     given = parser.parse_args()
-    measure = {"quick": quick, "run": lambda: run(given.steps), "fresh": fresh, "faults": faults}
+    measure = {"quick": quick, "run": lambda: run(given.steps), "fresh": fresh, "faults": faults, "watching": watching}
     measure["metrics"] = lambda: metrics(given.steps)
     measure["ratio"] = lambda: ratio(given.pairs, given.steps)
     measure["seeds"] = lambda: seeds(given.pairs, given.steps)
