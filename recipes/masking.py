@@ -164,6 +164,8 @@ def _second(match: re.Match[str]) -> str | None:
 
 def _user(match: re.Match[str]) -> str | None:
     """The part of a URL before @. A user alone is a secret on the web only: ssh://git@host is none."""
+    if harmless(match[1].partition(":")[2] or match[1]):
+        return None
     web = match.string[max(0, match.start() - 4) : match.start()].lower() in ("http", "ttps")
     return f"://{MASK}@" if web or ":" in match[1] else None
 

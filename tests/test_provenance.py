@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from recipes import cli, differences, fingerprint, params, provenance, replay
+from recipes import cli, differences, fingerprint, masking, params, provenance, replay
 from recipes.command import build
 from recipes.errors import RecipeError
 from recipes.masking import MASK
@@ -23,8 +23,8 @@ from recipes.run.directory import Run, create, open_run, write_json
 
 CHILDREN = Path(__file__).parent / "children"
 
-# Neither was ever valid. The first has a shape that is known, the second is a secret by its variable's name only.
-TOKEN, OPAQUE = "hf_" + "aB3" * 12, "opaque-word-" + "77"
+# None was ever valid. The first has a known shape, the second is a secret by its variable's name, the third by a URL.
+TOKEN, OPAQUE, PASSWORD = "hf_" + "aB3" * 12, "opaque-word-" + "77", "hunter" + "3"
 
 
 def started(path: Path, does: str, *overrides: str) -> Run:
@@ -60,7 +60,9 @@ def inputs(folder: Path) -> list[str]:
 def secret_run(tmp_path_factory):
     """A run whose trainer prints its whole environment, a token in it, and fails with the token in its last words."""
     before = dict(os.environ)
-    os.environ.update({"HF_TOKEN": TOKEN, "JUDGE_API_KEY": OPAQUE, "MY_UNTOLD": "mine", "NO_PROXY": "http://u:pw@h"})
+    os.environ.update(
+        {"HF_TOKEN": TOKEN, "JUDGE_API_KEY": OPAQUE, "MY_UNTOLD": "mine", "NO_PROXY": f"http://me:{PASSWORD}@h"}
+    )
     try:
         return started(tmp_path_factory.mktemp("secret") / "it's a run", "leak")
     finally:
@@ -81,7 +83,7 @@ def known(part: differences.Part) -> dict:
 def test_no_secret_of_the_environment_is_anywhere_in_the_run_directory(secret_run):
     files = [path for path in secret_run.path.rglob("*") if path.is_file()]
     assert len(files) > 8
-    for secret in (TOKEN, OPAQUE, "u:pw"):
+    for secret in (TOKEN, OPAQUE, PASSWORD):
         assert [path for path in files if secret.encode() in path.read_bytes()] == []
     log = secret_run.log(1).read_text()
     assert f"401 for token {MASK}" in log
@@ -174,13 +176,14 @@ def test_a_clean_checkout_has_a_commit_and_no_diff(checkout):
 
 def test_what_was_changed_is_kept_and_applies_again(checkout):
     root, git = checkout
-    git("remote", "add", "origin", "https://me:pw@example.org/plugin.git")
+    git("remote", "add", "origin", "https://me:hunter2@example.org/plugin.git")
     (root / "code.py").write_text("rate = 2\n")
     (root / "new.py").write_text("")
     found, diffs = provenance._repositories({"plugin": str(root), "again": str(root)}, ())
     assert list(found) == ["plugin"]
     assert (found["plugin"]["dirty"], found["plugin"]["untracked"]) == (["code.py"], ["new.py"])
     assert found["plugin"]["diff"]["cut"] is False
+    assert "hunter2" not in str(masking.mask_tree(found))
     git("checkout", "-q", "code.py")
     (root / "kept.diff").write_text(diffs["plugin"])
     git("apply", "kept.diff")
