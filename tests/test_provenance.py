@@ -24,7 +24,7 @@ from recipes.run.directory import Run, create, open_run, write_json
 CHILDREN = Path(__file__).parent / "children"
 
 # None was ever valid. The first has a known shape, the second is a secret by its variable's name, the third by a URL.
-TOKEN, OPAQUE, PASSWORD = "hf_" + "aB3" * 12, "opaque-word-" + "77", "hunter" + "3"
+TOKEN, OPAQUE, THIRD = "hf_" + "aB3" * 12, "opaque-word-" + "77", "hunter" + "3"
 
 
 def started(path: Path, does: str, *overrides: str) -> Run:
@@ -61,7 +61,7 @@ def secret_run(tmp_path_factory):
     """A run whose trainer prints its whole environment, a token in it, and fails with the token in its last words."""
     before = dict(os.environ)
     os.environ.update(
-        {"HF_TOKEN": TOKEN, "JUDGE_API_KEY": OPAQUE, "MY_UNTOLD": "mine", "NO_PROXY": f"http://me:{PASSWORD}@h"}
+        {"HF_TOKEN": TOKEN, "JUDGE_API_KEY": OPAQUE, "MY_UNTOLD": "mine", "NO_PROXY": f"http://me:{THIRD}@h"}
     )
     try:
         return started(tmp_path_factory.mktemp("secret") / "it's a run", "leak")
@@ -83,7 +83,7 @@ def known(part: differences.Part) -> dict:
 def test_no_secret_of_the_environment_is_anywhere_in_the_run_directory(secret_run):
     files = [path for path in secret_run.path.rglob("*") if path.is_file()]
     assert len(files) > 8
-    for secret in (TOKEN, OPAQUE, PASSWORD):
+    for secret in (TOKEN, OPAQUE, THIRD):
         assert [path for path in files if secret.encode() in path.read_bytes()] == []
     log = secret_run.log(1).read_text()
     assert f"401 for token {MASK}" in log
