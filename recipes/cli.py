@@ -14,6 +14,7 @@ import click
 
 from recipes import __version__
 from recipes.cli_diagnose import diagnose_command
+from recipes.cli_judge import baseline_command, judge_command
 from recipes.cli_metrics import metrics_command, plot_command
 from recipes.cli_node import doctor
 from recipes.cli_plan import layouts_command, simulate_command
@@ -306,21 +307,6 @@ def stop(run_dir: Path) -> None:
     click.echo(f"{state['state']}: {state['cause'] or 'no process of it is left'}")
 
 
-@main.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def judge(run_dir: Path, as_json: bool) -> None:
-    """Judge a run. Exit code 1 when it may not be believed."""
-    from recipes import notebook
-
-    judged = notebook.judge(run_dir)
-    if as_json:
-        click.echo(json.dumps(judged.verdict.to_dict(), indent=2, ensure_ascii=False))
-    else:
-        click.echo(judged.text())
-    sys.exit(0 if judged.verdict.passed else 1)
-
-
 @main.command(epilog=OVERRIDES)
 @click.argument("name", required=False)
 @click.argument("overrides", nargs=-1)
@@ -418,6 +404,8 @@ for command in (
     doctor,
     replay_command,
     diff_command,
+    judge_command,
+    baseline_command,
     diagnose_command,
     metrics_command,
     plot_command,

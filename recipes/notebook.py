@@ -6,17 +6,19 @@ A cell shows what it did as HTML in JupyterLab and as plain text where there is 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import os
 import shlex
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes import bars, curves, diagnosis, exports, live, masking, memory, page, params, preflight, verdict
+from recipes import bars, curves, diagnosis, exports, live, masking, memory, metrics, page, params, preflight, verdict
+from recipes import baseline as baselines
 from recipes.command import Command, build, external_modules, training_python
 from recipes.errors import RecipeError, nearest
 from recipes.finding import Finding
@@ -242,14 +244,46 @@ def watch(run: Run | str | Path) -> None:
         raise RunEnded(f"The run {state['state']}: {state['cause']}.{known} Its log: {run.log()}")
 
 
-def judge(run: Run | str | Path) -> Judged:
-    """Judge a run, write verdict.json, and show the judgements."""
+def judge(
+    run: Run | str | Path,
+    *,
+    thresholds: Iterable[str] = (),
+    baseline: str | Path | None = None,
+    deterministic: bool = False,
+) -> Judged:
+    """Judge a run, write verdict.json, and show the judgements. A file of metrics or a log is judged without a run.
+
+    `thresholds` are texts such as `grad_factor=20`; `baseline` is a file, in place of the one that fits the run;
+    `deterministic` asks for trainer and rollout that agree but for rounding, as a recipe with full_determinism does.
+    Raises RecipeError for an unknown threshold, a baseline that cannot be read, or a path that holds no metrics.
+    """
+    limits = verdict.thresholds(thresholds)
+    given = baselines.read(baseline) if baseline else None
+    if not isinstance(run, Run) and not (Path(run) / "run.json").is_file():
+        found = metrics.read(run)
+        told = verdict.Told(deterministic=deterministic)
+        why = "a file does not tell which recipe it is of; --baseline names one to compare with"
+        return Judged(verdict.judge(found, None, limits=limits, told=told, baseline=given, unmatched=why))
     run = open_run(run) if not isinstance(run, Run) else run
     moment = live.look(run)
     exported = exports.of_run(run) if moment.ended else None
     if exported and (exported.checks or exported.trouble):
         write_json(run.path / exports.CHECKS, exported.to_dict())
-    found = verdict.judge(moment.metrics, moment.state, exported)
+    told, why = verdict.Told(), ""
+    if (run.path / "verl.yaml").is_file():
+        told = verdict.told(run.path / "verl.yaml")
+    if given is None:
+        given, why = baselines.of_run(run.path, moment.state)
+    found = verdict.judge(
+        moment.metrics,
+        moment.state,
+        exported,
+        limits=limits,
+        told=dataclasses.replace(told, deterministic=told.deterministic or deterministic),
+        logged=[line for number in run.attempts for line in verdict.logged(run.log(number))],
+        baseline=given,
+        unmatched=why,
+    )
     write_json(run.verdict_file, found.to_dict())
     return Judged(found)
 
@@ -268,8 +302,19 @@ class Judged:
         return "\n".join([self.summary, *map(str, self.verdict.judgements)])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        rows = [(j.outcome, j.rule, j.sentence, "" if j.step is None else j.step) for j in self.verdict.judgements]
-        html = page.block(page.paragraph(self.summary), page.table(("", "rule", "", "step"), rows))
+        head = ("", "rule", "", "first step", "threshold from")
+        rows = [
+            (j.outcome, j.rule, j.sentence, "" if j.step is None else j.step, j.source) for j in self.verdict.judgements
+        ]
+        told = [row for row in rows if row[0] in ("fail", "warn")]
+        rest = [row for row in rows if row not in told]
+        html = page.block(
+            page.paragraph(self.summary),
+            page.table(head, told) if told else "",
+            page.folded("what passed, and what is only said", page.table(head, rest))
+            if told
+            else page.table(head, rest),
+        )
         return {"text/html": html, "text/plain": self.text()}
 
 

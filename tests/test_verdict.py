@@ -93,7 +93,7 @@ def test_a_metric_that_was_never_computed_fails(tmp_path):
     rows = {s: {k: v for k, v in d.items() if "probs_diff" not in k} for s, d in run().items()}
     found = judge(tmp_path, rows)
     assert [j.sentence for j in found.judgements if j.outcome == "fail"] == [
-        "never computed: training/rollout_probs_diff_mean"
+        "never computed: training/rollout_probs_diff_mean (rollout.log_probs=true turns it on)"
     ]
 
 
@@ -114,7 +114,7 @@ def with_rewards(*rewards):
 
 def test_a_falling_reward_is_said(tmp_path):
     rows = with_rewards(*[0.6] * 6, *[0.5] * 6)
-    assert outcomes(judge(tmp_path, rows), "REWARD") == ["warn"]
+    assert outcomes(judge(tmp_path, rows), "REWARD COLLAPSE") == ["warn"]
 
 
 def test_a_reward_that_falls_far_from_its_best_fails(tmp_path):

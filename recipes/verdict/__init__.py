@@ -1,0 +1,175 @@
+"""Metrics → verdict: rules that say whether a run may be believed, each with its number, its source and its step.
+
+    judge(metrics, state)      → Verdict    of a run, or of a bare file (state None)
+    thresholds(["name=value"]) → Thresholds
+    junit(verdict)             → str
+
+"Reward up and no NaN" is not enough: a public run once passed that gate with a mean probability difference of 0.81.
+Whatever is missing, not finite or too little fails; nothing is skipped. `recipes.verdict.rules` holds the rules,
+`recipes.verdict.early` looks at a run that goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipes.metrics.plain import Curves
+from recipes.verdict.rules import ORDER, RULES, STOPPABLE, WATCHED, Judgement, Subject, Told, apply
+from recipes.verdict.thresholds import Thresholds, thresholds
+
+if TYPE_CHECKING:
+    from recipes.baseline import Baseline
+    from recipes.exports import Exported
+    from recipes.metrics import Metrics
+
+__all__ = [
+    "ORDER",
+    "RULES",
+    "STOPPABLE",
+    "WATCHED",
+    "Judgement",
+    "Thresholds",
+    "Told",
+    "Verdict",
+    "judge",
+    "junit",
+    "logged",
+    "thresholds",
+    "told",
+]
+
+# What verl, Megatron and torch print when a step's numbers were not finite; the training goes on after the first.
+_NOT_FINITE = (b"grad_norm is not finite", b"found NaN in local grad norm", b"found Inf in local grad norm")
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All judgements of a run, the worst first. `passed` is false as soon as one rule fails."""
+
+    judgements: tuple[Judgement, ...]
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+    @property
+    def passed(self) -> bool:
+        return all(j.outcome != "fail" for j in self.judgements)
+
+    def to_dict(self) -> dict[str, Any]:
+        told = {"passed": self.passed, "judgements": [asdict(j) for j in self.judgements]}
+        return told | {"thresholds": asdict(self.thresholds), "set": self.thresholds.changed()}
+
+
+def judge(
+    metrics: Metrics,
+    state: Mapping[str, Any] | None,
+    exported: Exported | None = None,
+    *,
+    limits: Thresholds | None = None,
+    told: Told | None = None,
+    logged: Iterable[str] = (),
+    baseline: Baseline | None = None,
+    unmatched: str = "",
+) -> Verdict:
+    """Judge a run by its metrics, its state (run.json: `state`, `cause`, `steps`) and what it exported, if anything.
+
+    With `state` None only a file is judged: how the training ended and how many steps were due is then said not to be
+    known. `logged` are lines of the log that say a value was not finite; `unmatched` says why there is no baseline.
+    """
+    limits = limits or Thresholds()
+    subject = Subject(
+        curves=Curves.of(metrics),
+        state=state,
+        limits=limits,
+        told=told or Told(),
+        broken=tuple(metrics.broken),
+        unfinished=metrics.unfinished and (state is None or state["state"] != "running"),
+        logged=tuple(logged),
+        exported=exported,
+        baseline=baseline,
+        unmatched=unmatched,
+    )
+    found = [judgement for one in RULES.values() for judgement in apply(one, subject)]
+    return Verdict(tuple(sorted(found, key=lambda j: ORDER[j.outcome])), limits)
+
+
+def told(path: str | Path) -> Told:
+    """What a run's own verl.yaml says of the metrics that must be there.
+
+    Bypass mode takes the rollout's log-probs for the trainer's: there is nothing to compare then, and no entropy.
+    """
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.load(path)
+
+    def value(key: str) -> Any:
+        return OmegaConf.select(config, key, default=None)
+
+    expected = []
+    if value("actor_rollout_ref.actor.use_kl_loss"):
+        expected.append("actor/kl_loss")
+    if value("algorithm.rollout_correction.rollout_is"):
+        expected.append("rollout_corr/rollout_is_mean")
+    why = "algorithm.rollout_correction.bypass_mode is on"
+    impossible = {}
+    if value("algorithm.rollout_correction.bypass_mode"):
+        impossible = {"training/rollout_probs_diff_mean": why, "actor/entropy": why}
+    return Told(bool(value("actor_rollout_ref.rollout.full_determinism")), tuple(expected), impossible)
+
+
+def logged(log: Path) -> list[str]:
+    """The lines of a log that say a value was not finite, cut to 160 characters, secrets masked; none without a log.
+
+    Untrusted text: escape it to show it.
+    """
+    from recipes.logtext import clean
+    from recipes.masking import mask
+
+    found: list[str] = []
+    try:
+        with log.open("rb") as file:
+            rest = b""
+            while piece := file.read(_PIECE):
+                text, cut, rest = (rest + piece).rpartition(b"\n")
+                if not cut and len(rest) > _PIECE:  # no end of line for a megabyte
+                    text, rest = rest, b""
+                found += _lines_of(text)
+            found += _lines_of(rest)
+    except FileNotFoundError:
+        return []
+    return [mask(clean(line))[:160] for line in found]
+
+
+def _lines_of(text: bytes) -> list[str]:
+    if not any(words in text for words in _NOT_FINITE):
+        return []
+    lines = text.replace(b"\r", b"\n").split(b"\n")
+    return [line.decode(errors="replace").strip() for line in lines if any(words in line for words in _NOT_FINITE)]
+
+
+def junit(verdict: Verdict) -> str:
+    """A verdict as a JUnit report: a test case a rule, failed by its failures; what else it says is its system-out."""
+    import xml.etree.ElementTree as tree
+
+    suite = tree.Element("testsuite", name="verdict", tests=str(len(RULES)))
+    failures = 0
+    for one in RULES.values():
+        case = tree.SubElement(suite, "testcase", classname="verdict", name=one.name)
+        own = [j for j in verdict.judgements if j.rule == one.name]
+        failed = [j for j in own if j.outcome == "fail"]
+        if failed:
+            failures += 1
+            failure = tree.SubElement(case, "failure", message=_printable(failed[0]), type="fail")
+            failure.text = "\n".join(map(_printable, failed))
+        if rest := [j for j in own if j.outcome != "fail"]:
+            tree.SubElement(case, "system-out").text = "\n".join(map(_printable, rest))
+    suite.set("failures", str(failures))
+    tree.indent(suite)
+    return tree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _printable(judgement: Judgement) -> str:
+    """XML has no place for control characters, and a cause or a path may hold some."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in str(judgement))
