@@ -450,7 +450,7 @@ def _typed(cls: type, setting: Setting) -> Iterator[tuple[str, Any]]:
 
 def _convert(setting: Setting, kind: Any, value: Any, meta: Mapping[str, Any]) -> Any:
     if typing.get_origin(kind) is list:
-        return _string_list(setting, value)
+        return [_within(setting, item, meta) for item in _string_list(setting, value)]
     if isinstance(value, (list, Mapping)):
         raise RecipeError(_sentence(setting, f"must be one {kind.__name__}, not a {type(value).__name__}"))
     if kind is bool:

@@ -12,6 +12,10 @@ from typing import Any, Optional
 # ruff: noqa: UP045
 
 
+# Rules of recipes.verdict that may end a run early; a test holds the two equal.
+STOP_ON = ("NAN", "MISMATCH", "ENTROPY COLLAPSE", "KL BLOW-UP", "NO SIGNAL", "REWARD COLLAPSE")
+
+
 def item(default: Any, meaning: str, *, choices: tuple[str, ...] = (), minimum: float | None = None) -> Any:
     """Declare a field with its meaning, the names it accepts and the smallest number it accepts."""
     metadata = {"meaning": meaning, "choices": choices, "minimum": minimum}
@@ -250,6 +254,11 @@ class Supervision:
         120.0, "no first step after so many minutes: it is taken to hang; null: wait for ever", minimum=0
     )
     on_hang: str = item("alarm", "what a hang does: say so and go on, or end the run", choices=("alarm", "stop"))
+    stop_on: list[str] = item(
+        [],
+        "rules of the verdict that end the run as soon as one of them fails, such as [NAN, MISMATCH]",
+        choices=STOP_ON,
+    )
 
 
 @dataclass

@@ -102,6 +102,7 @@ def terms(
                 "startup": None if startup is None else 60 * startup,
             },
         },
+        "stop_on": list(watch.stop_on),
         "waived": sorted(waived),
     }
 

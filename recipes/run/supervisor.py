@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -36,6 +37,8 @@ LEFTOVER_GRACE = 2.0
 DISK_PATIENCE = 30.0
 # Bytes set aside at the start: given back at the end, they make room for run.json where the disk is full.
 RESERVE = 131_072
+# Exit code of the early watch when a rule has failed (recipes.verdict.early).
+EARLY = 3
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
@@ -71,6 +74,7 @@ class Supervisor:
         # long.
         self.ray_folder = tempfile.mkdtemp(prefix="ray-")
         self.child: subprocess.Popen | None = None
+        self.early: subprocess.Popen | None = None
         self.guard: int | None = None
         self.began = time.monotonic()
         self.memory_kills = causes.memory_kills()
@@ -110,6 +114,9 @@ class Supervisor:
         )
         outcome, reason = self._wait(link)
         self.entry["seconds"] = round(time.monotonic() - self.began, 2)
+        if self.early:
+            self.early.kill()
+            self.early.wait()
         if reason:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.child.pid, signal.SIGTERM)
@@ -153,6 +160,7 @@ class Supervisor:
         patience = hang.Patience(**watch.get("patience", {}))
         pace = hang.Pace(self.run.metrics(self.number), patience, self.began)
         beat = alarmed = self.began
+        self.early = self._watch_early(self.state.get("stop_on") or ())
         while self.child.poll() is None:
             if self.asked:
                 return "stopped", self.asked[0]
@@ -171,6 +179,8 @@ class Supervisor:
                 reason = self._alarm(reason, pace.steps)
                 if watch.get("on_hang") == "stop":
                     return "failed", f"it hangs: {reason}"
+            if self.early and self.early.poll() is not None and (reason := self._early()):
+                return "failed", f"stopped early: {reason}"
             if at - beat > HEARTBEAT:
                 beat = at
                 self._update(heartbeat=now())
@@ -185,9 +195,41 @@ class Supervisor:
             reason += f"; the stacks of {read} processes are in {path.relative_to(self.run.path)}"
         except OSError as fault:
             reason += f"; their stacks could not be written: {fault.strerror}"
-        self.alarms.append({"attempt": self.number, "at": now(), "after_lines": lines, "sentence": reason})
-        self._update(alarms=[*self.state.get("alarms", []), *self.alarms])
+        self._put_on_record(reason, after_lines=lines)
         return reason
+
+    def _watch_early(self, rules: Sequence[str]) -> subprocess.Popen | None:
+        """Start the process that judges the metrics as they come, where the recipe asks for it.
+
+        It is named, not imported: what judges runs builds on them, not the other way round.
+        """
+        if not rules:
+            return None
+        words = ["-m", "recipes.verdict.early", str(self.run.metrics(self.number)), *rules]
+        try:
+            return subprocess.Popen(
+                [sys.executable, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                text=True,
+                preexec_fn=_die_with_parent,
+            )
+        except OSError as fault:
+            self._put_on_record(f"the watch of supervision.stop_on could not be started: {fault}")
+            return None
+
+    def _early(self) -> str:
+        """Why the watch that has ended wants the run to end; empty, and an alarm on record, where it broke itself."""
+        assert self.early is not None
+        said, code, self.early = (self.early.communicate()[0] or "").strip(), self.early.returncode, None
+        if code == EARLY:
+            return said
+        self._put_on_record(f"the watch of supervision.stop_on ended by itself ({code}): no rule ends this run any more")
+        return ""
+
+    def _put_on_record(self, sentence: str, **more: object) -> None:
+        self.alarms.append({"attempt": self.number, "at": now(), **more, "sentence": sentence})
+        self._update(alarms=[*self.state.get("alarms", []), *self.alarms])
 
     def _remember(self) -> None:
         """Write down our processes and shared memory: Ray renames its workers, and a killed one tells nothing more."""
