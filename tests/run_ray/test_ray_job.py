@@ -314,7 +314,7 @@ def metrics(run) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_a_training_over_two_nodes_and_one_that_loses_a_node(started, cluster, tmp_path):
+def test_a_training_over_two_nodes_is_as_one_here(started, cluster, tmp_path):
     run = training(started, cluster, tmp_path / "run", "trainer.steps=2")
     state = launch.wait(run)
     log = run.log(1).read_text(errors="replace")
@@ -322,9 +322,14 @@ def test_a_training_over_two_nodes_and_one_that_loses_a_node(started, cluster, t
     assert [line["step"] for line in metrics(run)] == [1, 2]
     assert (run.attempt(1) / "tensorboard").is_dir()
     actors = json.loads(cluster.ray("list", "actors", "--format", "json", "--limit", "1000"))
-    assert len({actor["node_id"] for actor in actors if actor["class_name"] == "WorkerDict"}) == 2
+    ranks = {actor["node_id"] for actor in actors if actor["class_name"].endswith("WorkerDict")}
+    assert len(ranks) == 2, actors
     assert processes.of_run(state["id"]) == []
 
+
+@pytest.mark.slow
+def test_a_training_that_loses_a_node_names_it(started, cluster, tmp_path):
+    """The last test of this file: the node stays away."""
     run = training(started, cluster, tmp_path / "lost", "trainer.steps=500")
     try:
         until(lambda: metrics(run), 500)
