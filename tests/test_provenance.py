@@ -19,7 +19,7 @@ from recipes.command import build
 from recipes.errors import RecipeError
 from recipes.masking import MASK
 from recipes.run import launch
-from recipes.run.directory import Run, create, open_run, write_json
+from recipes.run.directory import Run, create, is_alive, open_run, write_json
 
 CHILDREN = Path(__file__).parent / "children"
 
@@ -33,8 +33,11 @@ def started(path: Path, does: str, *overrides: str) -> Run:
     command = build(composed)
     environment = {**command.environment, "PYTHONPATH": str(CHILDREN), "TRAINER": does}
     run = launch.start(composed, dataclasses.replace(command, entry="trainer", environment=environment))
-    launch.wait(run, timeout=30)
+    state = launch.wait(run, timeout=30)
     limit = time.monotonic() + 60
+    while is_alive(state["supervisor"]):  # it masks the log after the end
+        assert time.monotonic() < limit
+        time.sleep(0.1)
     while not differences.told(run).get("gathered"):
         assert time.monotonic() < limit, (run.path / "provenance.log").read_text()
         time.sleep(0.1)

@@ -224,7 +224,7 @@ class Supervisor:
         said, code, self.early = (self.early.communicate()[0] or "").strip(), self.early.returncode, None
         if code == EARLY:
             return said
-        self._put_on_record(f"the watch of supervision.stop_on ended by itself ({code}): no rule ends this run any more")
+        self._put_on_record(f"the watch of supervision.stop_on ended by itself ({code}): no rule ends the run any more")
         return ""
 
     def _put_on_record(self, sentence: str, **more: object) -> None:
@@ -277,9 +277,10 @@ class Supervisor:
             os._exit(0)
 
     def _record(self, state: str, cause: str, code: int | None) -> None:
-        """Record the end in run.json. Nobody writes the log any more: what looks like a secret is masked first."""
-        with contextlib.suppress(OSError):
-            masking.scrub_file(self.run.log(self.number))
+        """Record the end in run.json, then mask what looks like a secret in the log, which nobody writes any more.
+
+        In this order: a log of many gigabytes takes minutes, and a run that has ended says so at once.
+        """
         cause = masking.mask(cause)
         self.entry |= {"ended": now(), "exit_code": code, "state": state, "cause": cause}
         (self.run.path / ".reserve").unlink(missing_ok=True)
@@ -287,6 +288,8 @@ class Supervisor:
         last = {"state": state, "cause": cause, "attempts": [*self.earlier, self.entry], "heartbeat": now()}
         while not self._update(**last) and time.monotonic() < limit:
             time.sleep(1.0)
+        with contextlib.suppress(OSError):
+            masking.scrub_file(self.run.log(self.number))
 
     def _update(self, **changes: object) -> bool:
         """Change run.json. A disk that takes nothing now may do so later: False then, and the training goes on."""
