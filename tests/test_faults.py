@@ -54,7 +54,7 @@ class Started:
     def __init__(self, child: subprocess.Popen, run: Run) -> None:
         self.child, self.run = child, run
 
-    def until_step(self, step: int, seconds: float = 90.0) -> None:
+    def until_step(self, step: int, seconds: float = 300.0) -> None:
         limit = time.monotonic() + seconds
         while self.steps() < step:
             assert self.child.poll() is None, self.child.communicate()
@@ -69,7 +69,7 @@ class Started:
         below = psutil.Process(self.child.pid).children(recursive=True)
         return min((p for p in below if "ipykernel" in " ".join(p.cmdline())), key=lambda p: p.create_time())
 
-    def end(self, seconds: float = 90.0) -> tuple[str, str]:
+    def end(self, seconds: float = 300.0) -> tuple[str, str]:
         out, err = self.child.communicate(timeout=seconds)
         return out, err
 
@@ -121,7 +121,7 @@ def begin(tmp_path, work):
             launch.stop(started.run)
 
 
-def settled(run: Run, seconds: float = 40.0) -> dict:
+def settled(run: Run, seconds: float = 120.0) -> dict:
     """The state of a run once it has ended and nothing of it is left."""
     limit = time.monotonic() + seconds
     while True:
@@ -274,7 +274,7 @@ def test_the_supervisor_is_killed(begin, seen, tmp_path):
     shared = Path("/dev/shm") / f"recipes-test-{os.getpid()}"
     started = begin("train shm child", TRAINER_SHM=str(shared), step=0.3)
     started.until_step(STEPS)
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 120
     while str(shared) not in processes.recorded(started.run.path)[1]:  # written down with a heartbeat
         assert time.monotonic() < limit
         time.sleep(0.1)
