@@ -45,8 +45,9 @@ def file_name(name: str) -> str:
 def _header(composed: params.Composed, command: Command) -> str:
     recipe = composed.recipe
     notes = "".join(f"# Note: {note}\n" for note in recipe.notes)
-    if recipe.nodes > 1 or recipe.mode == "fully_async":
-        count = recipe.devices or params.hardware_facts(recipe.hardware).devices_per_node
+    facts = params.hardware_facts(recipe.hardware)
+    if facts.device == "npu" and (recipe.nodes > 1 or recipe.mode == "fully_async"):
+        count = recipe.devices or facts.devices_per_node
         notes += _SEVERAL_NODES.format(count=count)
     changed = [s for s in params.difference(composed) if s.origin.startswith(("override", "parameter"))]
     notes += "".join(f"# Changed here: {s.key}={s.value!r}\n" for s in changed)

@@ -21,12 +21,15 @@ STAND_INS = {
     "Qwen3MoeForCausalLM": "cpu/qwen3_moe",
     "Qwen3ForCausalLM": "cpu/qwen3",
 }
-"""The recipe that stands in for a family, by the architecture in config.json."""
+"""The recipe that stands in for a family, by the architecture in config.json; with _async behind it, for a recipe that
+generates and trains apart.
+"""
 
 RANKS = (1, 2, 4)
 RESPONSES = 4  # at most so many a prompt
 UPDATES = 2  # at most so many a step
 MINI = 4  # prompts an update
+SYNC_EVERY = 4  # updates between two weight syncs, where a recipe leaves it to verl
 
 # Carried over as they are. What a rehearsal is for: these decide the losses and what a checkpoint holds.
 KEPT = (
@@ -51,6 +54,12 @@ KEPT = (
     "rollout.top_p",
     "rollout.top_k",
     "rollout.log_probs",
+    "mode",
+    "batch.train",
+    "fully_async.staleness",
+    "fully_async.sync_every",
+    "fully_async.mini_batches",
+    "fully_async.partial_rollout",
     "checkpoint.strict",
     "checkpoint.contents",
     "data.truncation",
@@ -150,15 +159,20 @@ def fold(
         raise RecipeError(
             f"model.name={recipe.model.name}: no tiny model stands in for {facts.architecture}; for {known} one does."
         )
+    apart = recipe.mode == "fully_async"
     told = dict(params.flatten(params.to_dict(recipe)))
     said = {key for key in composed.history if key in told}
     layout = _layout(recipe, facts.experts, ranks)
     folded = {**layout, **_batch(recipe), **_shape(recipe, steps), **_replay(recipe, facts.experts)}
+    if apart:
+        folded |= _apart(recipe, steps)
     if export:
         folded |= {"checkpoint.save_freq": steps, "checkpoint.contents": recipe.checkpoint.contents or ["hf_model"]}
     kept = {key: told[key] for key in KEPT if key in said and told[key] is not None and key not in folded}
     small = {"trainer.seed": seed, "title": f"rehearsal of {composed.name}: tiny model, no accelerator"}
-    rehearsed = params.compose(stand_in, (), {**kept, **folded, **small}, run_dir=run_dir)
+    rehearsed = params.compose(
+        f"{stand_in}_async" if apart else stand_in, (), {**kept, **folded, **small}, run_dir=run_dir
+    )
     now = dict(params.flatten(params.to_dict(rehearsed.recipe)))
     groups: dict[str, list[Change]] = {"kept": [], "folded": [], "replaced": [], "left_out": []}
     for key in sorted(said - {"recipe", "title", "notes", "run_dir", "work"}):
@@ -196,8 +210,26 @@ def _layout(recipe: Recipe, experts: int, ranks: int) -> dict[str, Any]:
 
 
 def _batch(recipe: Recipe) -> dict[str, Any]:
-    updates = min(UPDATES, -(-recipe.batch.train // recipe.batch.mini)) if recipe.batch.train else 1
-    return {"batch.train": MINI * updates, "batch.mini": MINI, "rollout.n": min(RESPONSES, recipe.rollout.n)}
+    small = {"batch.mini": MINI, "rollout.n": min(RESPONSES, recipe.rollout.n)}
+    if not recipe.batch.train:  # streamed
+        return small
+    return {"batch.train": MINI * min(UPDATES, -(-recipe.batch.train // recipe.batch.mini)), **small}
+
+
+def _apart(recipe: Recipe, steps: int) -> dict[str, Any]:
+    """One replica generates. A step is what lies between two weight syncs, so it takes `sync_every` updates."""
+    apart = recipe.fully_async
+    prompts = steps * MINI * (apart.sync_every or SYNC_EVERY) * (apart.mini_batches or 1)
+    bypass = "verl.algorithm.rollout_correction.bypass_mode"
+    said = dict(params.flatten({"verl": recipe.verl})).get(bypass, True)  # verl's default for this entry
+    return {
+        "fully_async.rollout_nodes": 1,
+        "fully_async.rollout_devices": 1,
+        "fully_async.rollout_steps": prompts,
+        "optimizer.lr_decay_steps": prompts,
+        "trainer.steps": None,
+        bypass: said,
+    }
 
 
 def _replay(recipe: Recipe, experts: int) -> dict[str, Any]:
@@ -226,7 +258,10 @@ _FOLDED = {
     "batch": "as many updates a step, up to two",
     "rollout.n": "a smaller group",
     "algorithm.router_replay": "as in the recipe; the rollout here hands its routed experts back too",
+    "fully_async": "one replica on this machine, and as many prompts as the steps take",
+    "optimizer.lr_decay_steps": "as long as the rehearsal",
     "verl": "routes and sequences line up one sequence at a time",
+    "verl.algorithm": "as in the recipe",
     "trainer": "a few steps",
     "checkpoint": "written at the last step, if asked for",
 }
@@ -240,8 +275,7 @@ _LEFT_OUT = {
     "optimizer": "schedules of a long run",
     "optimizer.options": "offload and precision of an optimizer that fills a device",
     "algorithm.router_replay": "only R3 is rehearsed, and only with experts",
-    "fully_async": "generating and training apart needs two groups of devices",
-    "mode": "generating and training apart needs two groups of devices; here they take turns",
+    "fully_async": "for mode=fully_async alone",
     "data": "lengths and files of the tiny task",
     "batch": "memory of a device is no matter here",
     "rollout": "settings of vLLM and SGLang",

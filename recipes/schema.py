@@ -312,6 +312,19 @@ class Recipe:
     work: str = item("", "where models and data live (RECIPES_WORK, or work/ in the checkout)")
     run_dir: str = item("", "the run's directory, set at launch")
 
+    @property
+    def steps(self) -> int | None:
+        """Steps of the whole run, where the recipe says how many.
+
+        A fully asynchronous run counts weight syncs, and ends with its prompts (FullyAsyncRollouter of verl 0.9.1).
+        """
+        apart = self.fully_async
+        if self.mode != "fully_async":
+            return self.trainer.steps
+        if apart.rollout_steps is None or apart.sync_every is None:
+            return None
+        return apart.rollout_steps // (apart.sync_every * (apart.mini_batches or 1) * self.batch.mini)
+
 
 @dataclass
 class ModelFacts:

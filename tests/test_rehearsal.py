@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from recipes import notebook, params, preflight, rehearsal
 from recipes.cli import main
-from recipes.command import build
+from recipes.command import build, compose_verl
 from recipes.errors import RecipeError
 
 NPU = [name for name in params.names() if params.compose(name).recipe.hardware != "cpu"]
@@ -55,6 +55,23 @@ def test_what_decides_losses_and_exports_is_kept():
     assert recipe.algorithm.rollout_correction.rejection_threshold == "0.6_1.6"
     assert recipe.checkpoint.strict is False
     assert recipe.checkpoint.save_freq == recipe.trainer.steps == 2
+
+
+def test_generating_and_training_apart_is_rehearsed_apart():
+    told = rehearsal.fold(params.compose("glm5_2/fully_async"), steps=3)
+    recipe, apart = told.composed.recipe, told.composed.recipe.fully_async
+    assert (recipe.mode, recipe.algorithm.router_replay, recipe.algorithm.policy_loss) == ("fully_async", "R3", "gspo")
+    assert (apart.sync_every, apart.staleness, apart.partial_rollout) == (4, 0.3, True)
+    assert (apart.rollout_nodes, apart.rollout_devices, apart.rollout_steps) == (1, 1, 3 * 4 * 4)
+    assert recipe.steps == 3
+    left_out = {change.key for change in told.left_out}
+    assert not left_out & {"mode", "batch.train", *(f"fully_async.{name}" for name in vars(apart))}
+    config = compose_verl(build(told.composed, environment={}), told.composed)
+    assert config.actor_rollout_ref.rollout.checkpoint_engine.backend == "gloo"
+    assert config.algorithm.rollout_correction.bypass_mode is True  # verl's default, which the recipe leaves alone
+    kept = params.compose("glm5_2/fully_async", ["verl.algorithm.rollout_correction.bypass_mode=false"])
+    config = rehearsal.fold(kept).composed.recipe.verl
+    assert dict(params.flatten(config))["algorithm.rollout_correction.bypass_mode"] is False
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ it.
     bridge        Megatron-Bridge without TransformerEngine, and its GLM mapping for unfused experts
     hf_glm        the rotary embedding of transformers' GLM
     rollout       the rollout replica `hf_cpu`
+    server        the Ray actor behind it, without verl or Megatron
+    weight_sync   verl's checkpoint engine over gloo, for rollouts with ranks of their own
     generate      batched sampling with a KV cache and one generator a request
     parity        proves that Megatron and transformers compute the same logits
 """

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from threading import Event
 
 import numpy as np
 import torch
@@ -105,16 +106,18 @@ def respond(
     eos_token_ids: Sequence[int],
     pad_token_id: int,
     routes: bool = False,
+    interrupt: Event | None = None,
 ) -> list[Response]:
     """Answer all requests, one response each, in their order; with `routes`, with the experts of each token.
 
     A request's response depends on its prompt, its seed and the sampling, and not on its neighbours (up to the rounding
-    of the model's matrix products, which may differ in the last bit between batch sizes).
+    of the model's matrix products, which may differ in the last bit between batch sizes). Once `interrupt` is set, no
+    further token is drawn, and what was drawn until then is returned.
     """
     if not requests:
         return []
     with Routes(model) if routes else nullcontext() as recorded:
-        return _respond(model, requests, sampling, eos_token_ids, pad_token_id, recorded)
+        return _respond(model, requests, sampling, eos_token_ids, pad_token_id, recorded, interrupt or Event())
 
 
 def _respond(
@@ -124,6 +127,7 @@ def _respond(
     eos_token_ids: Sequence[int],
     pad_token_id: int,
     recorded: Routes | None,
+    interrupt: Event,
 ) -> list[Response]:
     input_ids, attention_mask = _pad_left([request.prompt for request in requests], pad_token_id)
     uniform = torch.stack([_uniform(request.seed, sampling.max_new_tokens) for request in requests])  # [rows, steps]
@@ -138,6 +142,8 @@ def _respond(
     cache = DynamicCache(config=model.config)
     _forget_keys_of_indexers(model)
     for step in range(sampling.max_new_tokens):
+        if interrupt.is_set():
+            break
         logits = model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -2,13 +2,14 @@
 
 import asyncio
 import os
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 
 import ray
 from torch import Tensor
 from verl.workers.config import HFModelConfig
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
+from verl.workers.rollout.utils import ensure_async_iterator
 
 from recipes.cpu.server import Server
 from recipes.cpu.verl_patches import NoProgress, deadline_seconds
@@ -20,7 +21,9 @@ def server_name(replica_rank: int) -> str:
 
 
 class RolloutClient(BaseRollout):
-    """A training rank's side: sends the engine's weights to the server of its replica."""
+    """A rank's side: sends weights to the server of its replica. They are the engine's, where the rank also trains, and
+    what the checkpoint engine brings, where it does not.
+    """
 
     def __init__(self, config, model_config: HFModelConfig, device_mesh, replica_rank: int = -1):
         super().__init__(config, model_config, device_mesh)
@@ -38,7 +41,7 @@ class RolloutClient(BaseRollout):
 
     async def update_weights(
         self,
-        weights: Generator[tuple[str, Tensor], None, None],
+        weights: Generator[tuple[str, Tensor], None, None] | AsyncGenerator[tuple[str, Tensor], None],
         global_steps: int | None = None,
         wire_format: str = "named_tensors",
         **_,
@@ -46,7 +49,7 @@ class RolloutClient(BaseRollout):
         """Gather the weights, which every rank takes part in, and send them if this rank is the replica's first."""
         if wire_format != "named_tensors":
             raise ValueError(f"rollout.name=hf_cpu takes whole weights, not wire format {wire_format!r}.")
-        gathered = {name: weight.detach().clone() for name, weight in weights}
+        gathered = {name: weight.detach().clone() async for name, weight in ensure_async_iterator(weights)}
         if not self._sends:
             return
         if self._server is None:

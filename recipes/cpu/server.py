@@ -6,6 +6,7 @@ Imports neither verl nor Megatron: the process of a server starts in a third of 
 import asyncio
 import hashlib
 import os
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -134,6 +135,10 @@ class Server:
         self._repeats: Counter[tuple[int | None, tuple[int, ...]]] = Counter()
         self._arrival = asyncio.Event()
         self._answering: asyncio.Task | None = None
+        self._open = asyncio.Event()  # requests are taken
+        self._open.set()
+        self._rejects = False  # while not open: answer at once, in place of waiting
+        self._interrupt = threading.Event()  # seen by the thread that generates
 
     def address(self) -> str:
         return f"{ray.util.get_node_ip_address()}:{os.getpid()}"
@@ -156,21 +161,46 @@ class Server:
             raise ValueError("rollout.name=hf_cpu answers text only, and this request has images or video.")
         if self._weights_of_step is None:
             raise RuntimeError("The rollout server was asked before the trainer sent it weights.")
+        if not self._open.is_set():
+            if self._rejects:
+                return TokenOutput(token_ids=[], log_probs=[], stop_reason="aborted")
+            await self._open.wait()
         prompt, seed = tuple(prompt_ids), sampling_params.get("seed")
         request = Request(prompt, request_seed(seed, prompt, self._repeats[seed, prompt]))
         self._repeats[seed, prompt] += 1
         answer = asyncio.get_running_loop().create_future()
-        self._waiting.append((sampling_of(sampling_params, self._response_length), request, answer))
+        sampling = sampling_of(sampling_params, self._response_length)
+        self._waiting.append((sampling, request, answer))
         self._arrival.set()
         if self._answering is None or self._answering.done():
             self._answering = asyncio.create_task(self._answer_waiting())
         response: Response = await answer
+        whole = response.finished or len(response.tokens) >= sampling.max_new_tokens
         return TokenOutput(
             token_ids=response.tokens,
             log_probs=response.log_probs if sampling_params.get("logprobs") else None,
             routed_experts=response.routes,
             extra_fields={"global_steps": self._weights_of_step},
+            stop_reason="completed"
+            if response.finished or len(response.tokens) >= sampling.max_new_tokens
+            else "aborted",
         )
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        """Answer every request with the tokens it has so far, and take no other until `resume_generation`.
+
+        verl's client asks again with those tokens behind the prompt (partial rollout). What comes meanwhile waits, or
+        with `reject_request` is answered at once, with nothing.
+        """
+        self._open.clear()
+        self._rejects = reject_request
+        self._interrupt.set()
+        if self._answering is not None:
+            await asyncio.wait([self._answering])
+
+    async def resume_generation(self) -> None:
+        self._interrupt.clear()
+        self._open.set()
 
     async def _answer_waiting(self) -> None:
         while self._waiting:
@@ -180,7 +210,9 @@ class Server:
                 batch = self._take_batch()
                 requests = [request for _, request, _ in batch]
                 model, eos = self._weights.model, self._eos_token_ids
-                responses = await asyncio.to_thread(respond, model, requests, batch[0][0], eos, eos[0], self._routes)
+                responses = await asyncio.to_thread(
+                    respond, model, requests, batch[0][0], eos, eos[0], self._routes, self._interrupt
+                )
             except Exception as error:  # noqa: BLE001  each request raises it in its own agent loop
                 self._waiting = [waiting for waiting in self._waiting if waiting not in batch]
                 for _, _, answer in batch:
@@ -210,11 +242,10 @@ class Server:
                 return
 
     async def _nothing_to_do(self, *args, **kwargs) -> None:
-        """The model stays in memory, and no request outlives its step."""
+        """The model stays in memory, and a batch has its cache for itself."""
 
     wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing_to_do
-    abort_all_requests = resume_generation = wait_for_requests_to_drain = _nothing_to_do
-    start_profile = stop_profile = _nothing_to_do
+    wait_for_requests_to_drain = start_profile = stop_profile = _nothing_to_do
 
 
 def _eos_token_ids(model_dir: str) -> list[int]:

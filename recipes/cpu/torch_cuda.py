@@ -128,9 +128,11 @@ def answer_random_state() -> None:
 
 def keep_cuda_moves_on_cpu() -> None:
     """Tensor.cuda() and Module.cuda() mean "to the accelerator" (megatron.bridge.models.model_provider,
-    megatron.core.optimizer.optimizer): here the tensor is there already.
+    megatron.core.optimizer.optimizer): here the tensor is there already. Nor is there a device for which memory would
+    be pinned (copy_megatron_model_to_cpu in verl.utils.megatron_utils).
     """
     replace(torch.Tensor, "cuda", lambda self, *args, **kwargs: self)
+    replace(torch.Tensor, "pin_memory", lambda self, *args, **kwargs: self)
     replace(torch.nn.Module, "cuda", lambda self, device=None: self, parameters="self device")
 
 

@@ -101,7 +101,8 @@ def count_cpu_ranks(module: ModuleType) -> None:
         if offered < wanted:
             raise ValueError(
                 f"The run wants {wanted} training ranks and Ray offers {offered:g}: set "
-                f"ray_kwargs.ray_init.resources.{RANK_RESOURCE} to trainer.n_gpus_per_node × trainer.nnodes."
+                f"ray_kwargs.ray_init.resources.{RANK_RESOURCE} to trainer.n_gpus_per_node × trainer.nnodes, and as "
+                "many more as generate apart."
             )
 
     replace(module.ResourcePoolManager, "_check_resource_available", check, parameters="self")
@@ -193,27 +194,33 @@ def seed_each_trajectory(module: ModuleType) -> None:
     """
 
     async def run_agent_loop(self, sampling_params, trajectory, *, agent_name, trace=True, **kwargs):
-        seed = trajectory_seed(self.rollout_config.seed, trajectory, kwargs.get("session_id", 0))
+        apart = "async_training" in self.config  # the fully asynchronous entry: no steps, no TransferQueue
+        sample = f"{kwargs.get('uid')} {trajectory['rollout_n']}" if apart else kwargs.get("session_id", 0)
+        seed = trajectory_seed(self.rollout_config.seed, trajectory, sample)
         try:
             return await known(
                 self, {**sampling_params, "seed": seed}, trajectory, agent_name=agent_name, trace=trace, **kwargs
             )
         except Exception as error:
-            await _write_down(error, kwargs.get("uid"), "val" if trajectory["validate"] else "train")
+            if not apart:
+                await _write_down(error, kwargs.get("uid"), "val" if trajectory["validate"] else "train")
             raise
 
     parameters = "self sampling_params trajectory agent_name trace kwargs"
     known = replace(module.AgentLoopWorker, "_run_agent_loop", run_agent_loop, parameters=parameters)
 
 
-def trajectory_seed(run_seed: int, trajectory: dict, sample: int) -> int:
-    """A 63-bit seed for one trajectory; `trajectory` is what verl's get_trajectory_info says about it."""
+def trajectory_seed(run_seed: int, trajectory: dict, sample: int | str) -> int:
+    """A 63-bit seed for one trajectory; `trajectory` is what verl's get_trajectory_info says about it.
+
+    `sample` is its number in the group, or a name for it that is its own in the whole run.
+    """
     parts = (
         int(run_seed),
         int(trajectory["step"]),
         str(trajectory["sample_index"]),
         bool(trajectory["validate"]),
-        int(sample),
+        sample if isinstance(sample, str) else int(sample),
     )
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()) >> 1
 

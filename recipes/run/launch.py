@@ -90,7 +90,7 @@ def terms(
         "given": list(composed.given),
         "hardware": recipe.hardware,
         "launch": recipe.launch,
-        "steps": recipe.trainer.steps,
+        "steps": recipe.steps,
         "on_disconnect": rule,
         "deadline_seconds": deadline_seconds,
         "grace_seconds": grace_seconds,

@@ -1,6 +1,7 @@
 """The rollout server: requests of one step share a batch, weights arrive in place, errors reach their requests."""
 
 import asyncio
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from recipes.cpu.generate import Sampling
 from recipes.cpu.server import Server, Weights, request_seed, sampling_of
 
 PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+GREEDY = PARAMS | {"temperature": 0}
 PROMPTS = [[2, 11, 14, 17], [2, 30], [40, 41, 42], [2, 11, 14, 17]]
 
 
@@ -67,8 +69,7 @@ def test_requests_that_come_together_share_a_batch(server, ask, monkeypatch):
 
 
 def test_requests_that_are_sampled_differently_do_not_share_a_batch(server, ask):
-    greedy = PARAMS | {"temperature": 0}
-    outputs = ask(server, [(PROMPTS[0], PARAMS), (PROMPTS[0], greedy), (PROMPTS[0], greedy)])
+    outputs = ask(server, [(PROMPTS[0], PARAMS), (PROMPTS[0], GREEDY), (PROMPTS[0], GREEDY)])
     assert outputs[1].token_ids == outputs[2].token_ids != outputs[0].token_ids
 
 
@@ -151,3 +152,53 @@ def test_missing_weights_are_named(tiny, name):
     del weights["model.layers.1.self_attn.o_proj.weight"]
     with pytest.raises(ValueError, match=r"lacks model\.layers\.1\.self_attn\.o_proj\.weight"):
         Weights(str(tiny(name)), torch.float32).load(weights)
+
+
+class BeforeTheFourthToken(threading.Event):
+    """An interruption that a response cannot miss: it waits for it with three tokens drawn."""
+
+    def __init__(self):
+        super().__init__()
+        self.looks, self.drawn = 0, threading.Event()
+
+    def is_set(self):
+        self.looks += 1
+        if self.looks > 3:
+            self.drawn.set()
+            self.wait(10)
+        return self.looks > 3
+
+
+def test_an_interrupted_response_goes_on_behind_what_it_has(server, run):
+    """A weight sync in the middle of a batch, as verl's client sees it: abort, resume, ask again (partial rollout)."""
+
+    async def interrupted(interrupt):
+        server._interrupt = interrupt
+        asked = asyncio.create_task(server.generate(PROMPTS[1], GREEDY, "request"))
+        await asyncio.to_thread(interrupt.drawn.wait, 10)
+        await server.abort_all_requests()
+        part, server._interrupt = await asked, threading.Event()
+        rest = asyncio.create_task(server.generate(PROMPTS[1] + part.token_ids, GREEDY | {"max_tokens": 3}, "request"))
+        await asyncio.sleep(0.2)
+        assert not rest.done()  # it waits for the weights
+        await server.resume_generation()
+        return part, await rest
+
+    whole = run(server.generate(PROMPTS[1], GREEDY, "request"))
+    part, rest = run(interrupted(BeforeTheFourthToken()))
+    assert [output.stop_reason for output in (whole, part, rest)] == ["completed", "aborted", "completed"]
+    assert (len(part.token_ids), len(part.log_probs)) == (3, 3)
+    assert part.token_ids + rest.token_ids == whole.token_ids
+    assert part.log_probs + rest.log_probs == pytest.approx(whole.log_probs, abs=1e-5)
+
+
+def test_a_closed_server_answers_at_once_where_it_is_told_to_reject(server, run):
+    async def rejected():
+        await server.abort_all_requests(reject_request=True)
+        closed = await server.generate(PROMPTS[0], PARAMS, "request")
+        await server.resume_generation()
+        return closed, await server.generate(PROMPTS[0], PARAMS, "request")
+
+    closed, opened = run(rejected())
+    assert (closed.stop_reason, closed.token_ids) == ("aborted", [])
+    assert (opened.stop_reason, bool(opened.token_ids)) == ("completed", True)

@@ -21,6 +21,13 @@ def test_each_trajectory_has_a_seed_of_its_own_and_always_the_same():
     assert trajectory_seed(1, dict(TRAJECTORY), 0) == seeds[0]
 
 
+def test_a_sample_of_a_stream_is_known_by_its_name():
+    """The fully asynchronous entry counts no steps: each is -1, and a row of the data set comes again every epoch."""
+    streamed = TRAJECTORY | {"step": -1}
+    names = ("uid_sample_0_41 0", "uid_sample_0_41 1", "uid_sample_1_41 0")
+    assert len({trajectory_seed(1, streamed, name) for name in names}) == 3
+
+
 REPLAY = """
 import json, os
 os.environ["RECIPES_CPU_DEADLINE"] = "0.2"
