@@ -181,9 +181,7 @@ class Server:
             log_probs=response.log_probs if sampling_params.get("logprobs") else None,
             routed_experts=response.routes,
             extra_fields={"global_steps": self._weights_of_step},
-            stop_reason="completed"
-            if response.finished or len(response.tokens) >= sampling.max_new_tokens
-            else "aborted",
+            stop_reason="completed" if whole else "aborted",
         )
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
