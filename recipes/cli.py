@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from recipes import __version__
+from recipes.cli_compare import rollouts_command
 from recipes.cli_diagnose import diagnose_command
 from recipes.cli_judge import baseline_command, judge_command
 from recipes.cli_metrics import metrics_command, plot_command
@@ -409,6 +410,7 @@ for command in (
     diagnose_command,
     metrics_command,
     plot_command,
+    rollouts_command,
 ):
     main.add_command(command)
 
