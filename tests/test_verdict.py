@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+import xml.etree.ElementTree
 
 import pytest
+from click.testing import CliRunner
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from recipes import metrics, verdict
+from recipes.cli import main
+from recipes.errors import RecipeError
+from recipes.metrics.plain import Curves
+from recipes.verdict.rules import Subject, apply
 
 FINISHED = {"state": "finished", "cause": "", "steps": 12}
 
@@ -131,3 +141,327 @@ def test_a_verdict_is_plain_data(tmp_path):
     found = judge(tmp_path, run()).to_dict()
     assert json.loads(json.dumps(found)) == found
     assert found["passed"] is True
+
+
+# ------------------------------------------------------------------------------------------------------- each rule
+
+LONG = FINISHED | {"steps": 40}
+
+
+def series(key=None, values=(), *, steps=40, **more) -> dict[int, dict]:
+    """Forty healthy steps with `values` of `key` from step 1 on; the last value goes on to the end."""
+    rows = {s: healthy(s) | {"critic/rewards/mean": min(0.95, 0.4 + 0.02 * s)} | more for s in range(1, steps + 1)}
+    for step in rows:
+        if key is not None:
+            rows[step][key] = values[min(step, len(values)) - 1]
+    return rows
+
+
+DIFF = "training/rollout_probs_diff_mean"
+SICK = [
+    # rule, outcome, first step it holds, key, values
+    ("MISMATCH", "fail", 4, DIFF, [1e-4, 1e-4, 1e-4, 0.02]),
+    ("MISMATCH", "warn", 4, DIFF, [1e-4, 1e-4, 1e-4, 0.006]),
+    ("MISMATCH", "fail", 2, "training/rollout_actor_probs_pearson_corr", [0.99, 0.97]),
+    ("MISMATCH-JUMP", "warn", 7, DIFF, [1e-3] * 6 + [4e-3]),
+    ("ENTROPY COLLAPSE", "fail", 14, "actor/entropy", [0.3] * 9 + [0.05]),
+    ("ENTROPY COLLAPSE", "fail", 10, "actor/entropy", [0.3] * 9 + [0.019]),
+    ("ENTROPY EXPLOSION", "fail", 14, "actor/entropy", [0.3] * 9 + [1.0]),
+    ("ENTROPY EXPLOSION", "fail", 10, "actor/entropy", [0.3] * 9 + [2.1]),
+    ("ENTROPY EXPLOSION", "warn", 1, "actor/entropy", [3.0]),
+    ("KL BLOW-UP", "fail", 3, "actor/ppo_kl", [1e-4, -1e-4, -0.2, 1e-4]),
+    ("KL BLOW-UP", "fail", 9, "actor/kl_loss", [0.001] * 8 + [0.02]),
+    ("KL BLOW-UP", "fail", 2, "actor/kl_loss", [0.5, 1.5, 0.5]),
+    ("GRAD", "warn", 12, "actor/grad_norm", [0.3] * 11 + [3.5, 0.3]),
+    ("GRAD", "warn", 25, "actor/grad_norm", [0.1 * 1.05**s for s in range(40)]),
+    ("LENGTH", "warn", 12, "response_length/clip_ratio", [0.1] * 9 + [0.5]),
+    ("LENGTH", "fail", 14, "response_length/clip_ratio", [0.1] * 9 + [0.6]),
+    ("ABORTED", "warn", 3, "response/aborted_ratio", [0.0, 0.0, 0.05]),
+    ("ABORTED", "fail", 3, "response/aborted_ratio", [0.0, 0.0, 0.5]),
+    ("REWARD COLLAPSE", "fail", 22, "critic/rewards/mean", [0.9] * 20 + [0.3]),
+    ("REWARD COLLAPSE", "warn", None, "critic/rewards/mean", [0.9] * 20 + [0.8]),
+    ("PLATEAU", "info", 15, "critic/rewards/mean", [0.1 * s for s in range(11)]),
+    ("ROLLOUT CORRECTION", "fail", 2, "rollout_corr/kl", [0.0, -0.06, 0.0]),
+    ("ROLLOUT CORRECTION", "warn", 2, "rollout_corr/k3_kl", [0.0, 0.02]),
+    ("ROLLOUT CORRECTION", "warn", 3, "rollout_corr/rollout_is_mean", [1.0, 1.0, 0.4]),
+    ("ROLLOUT CORRECTION", "warn", 3, "rollout_corr/rollout_is_mean", [1.0, 1.0, 2.1]),
+    ("ROLLOUT CORRECTION", "warn", 2, "rollout_corr/rollout_is_eff_sample_size", [0.9, 0.2]),
+    ("NAN", "fail", 3, "training/rollout_probs_diff_valid", [1, 1, 0, 1]),
+    ("NAN", "fail", 3, "actor/kl_loss", [0.0, 0.0, None, 0.0]),
+]
+
+
+@pytest.mark.parametrize(("rule", "outcome", "step", "key", "values"), SICK)
+def test_a_sick_curve_is_told_by_its_rule_alone_and_its_first_step(tmp_path, rule, outcome, step, key, values):
+    found = judge(tmp_path, series(key, values), LONG)
+    own = [j for j in found.judgements if j.rule == rule and j.outcome == outcome]
+    assert [j.step for j in own] == [step]
+    others = {j.rule for j in found.judgements if j.outcome in ("fail", "warn")} - {rule}
+    # A difference that is a jump may be too large as well, and the other way round.
+    assert others - {"MISMATCH", "MISMATCH-JUMP"} == set()
+    assert found.passed == (outcome != "fail")
+
+
+HEALTHY = [
+    (DIFF, [0.0046, 0.0038]),  # two published Ascend runs: 0.0038 to 0.0046
+    (DIFF, [6e-8] * 5 + [9e-7]),  # rounding may grow tenfold
+    ("training/rollout_actor_probs_pearson_corr", [0.997, 0.9995]),
+    ("actor/entropy", [0.3, 0.2, 0.4, 0.1]),
+    ("actor/kl_loss", [0.0, 1e-6, 1e-4, 5e-4, 8e-4, 9e-4, 2e-3]),
+    ("actor/grad_norm", [0.05] * 20 + [0.9, 0.05]),  # below the clip
+    ("response_length/clip_ratio", [0.1, 0.61, 0.1, 0.1, 0.1]),
+    ("rollout_corr/kl", [3e-4, 7e-4]),
+    ("critic/rewards/mean", [-0.5, -0.4, -0.3, -0.3]),
+]
+
+
+@pytest.mark.parametrize(("key", "values"), HEALTHY)
+def test_a_healthy_curve_raises_no_alarm(tmp_path, key, values):
+    found = judge(tmp_path, series(key, values), LONG)
+    assert {j.outcome for j in found.judgements} <= {"pass", "info"}, found.judgements[0]
+
+
+def test_low_entropy_is_right_where_the_task_is_solved(tmp_path):
+    """A real quickstart ends at 0.95 of the reward with an entropy of 0.01, a twentieth of its start."""
+    falling = [0.3 * 0.9**s for s in range(40)]
+    found = judge(tmp_path, series("actor/entropy", falling, **{"critic/rewards/max": 1.0}), LONG)
+    assert found.passed
+    assert outcomes(found, "ENTROPY COLLAPSE") == ["info"]
+
+
+def test_a_reward_that_never_matches_is_said(tmp_path):
+    none = {f"critic/{what}/{side}": 0.0 for what in ("advantages", "rewards") for side in ("max", "min")}
+    found = judge(tmp_path, series("critic/rewards/mean", [0.0], **none), LONG)
+    first = next(j for j in found.judgements if j.rule == "NO SIGNAL")
+    assert (first.outcome, first.step) == ("fail", 2)
+    assert "may never match" in first.sentence
+
+
+@pytest.mark.parametrize("steps", [1, 4, 9])
+def test_too_few_steps_fail(tmp_path, steps):
+    found = judge(tmp_path, series(steps=steps), FINISHED | {"steps": steps})
+    assert [(j.rule, j.outcome) for j in found.judgements if j.outcome == "fail"] == [("TOO FEW", "fail")]
+
+
+def test_more_steps_than_asked_for_fail(tmp_path):
+    assert outcomes(judge(tmp_path, series(), FINISHED | {"steps": 30}), "INCOMPLETE") == ["fail"]
+
+
+def test_a_watched_value_missing_at_one_step_fails(tmp_path):
+    rows = series()
+    del rows[7]["actor/grad_norm"]
+    [first, *_] = judge(tmp_path, rows, LONG).judgements
+    assert (first.rule, first.outcome, first.step) == ("NAN", "fail", 7)
+
+
+@pytest.mark.parametrize("key", verdict.WATCHED)
+@pytest.mark.parametrize("how", ["never", "null"])
+def test_a_watched_value_that_is_missing_or_not_finite_fails(tmp_path, key, how):
+    rows = series()
+    for row in rows.values():
+        row[key] = None
+        if how == "never":
+            del row[key]
+    failed = [j.rule for j in judge(tmp_path, rows, LONG).judgements if j.outcome == "fail"]
+    assert failed == ["NAN"]
+
+
+def test_a_log_that_says_not_finite_fails(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_bytes(
+        b"step:1\n\x1b[33m(WorkerDict pid=7) WARN: grad_norm is not finite token=hf_abcdefghijklmnopqrstuvwxyz01\n"
+        + b"x" * 3_000_000
+        + b"\nfound NaN in local grad norm"
+    )
+    lines = verdict.logged(log)
+    assert len(lines) == 2
+    assert lines[0].startswith("(WorkerDict pid=7) WARN: grad_norm is not finite")
+    assert "hf_abc" not in lines[0]
+    assert verdict.logged(tmp_path / "none.log") == []
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": s, "data": d}) + "\n" for s, d in series().items()))
+    found = verdict.judge(metrics.read_jsonl(path), LONG, logged=lines)
+    assert [j.sentence for j in found.judgements if j.outcome == "fail"] == [
+        f"the log says 2 times that a value was not finite, first: {lines[0]}"
+    ]
+
+
+# ------------------------------------------------------------------------------------ what a run was told, thresholds
+
+
+def told(tmp_path, text):
+    (tmp_path / "verl.yaml").write_text(text)
+    return verdict.told(tmp_path / "verl.yaml")
+
+
+def judge_told(tmp_path, rows, found):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": s, "data": d}) + "\n" for s, d in rows.items()))
+    return verdict.judge(metrics.read_jsonl(path), LONG, told=found)
+
+
+DETERMINISTIC = "actor_rollout_ref: {rollout: {full_determinism: true}}"
+LARGEST = "training/rollout_probs_diff_max"
+
+
+@pytest.mark.parametrize(
+    ("difference", "largest", "outcome", "words"),
+    [
+        (0.0, 0.0, "pass", "bitwise: the probabilities of every sampled token are equal in all 40 steps"),
+        (0.0, 1e-9, "pass", "but not bitwise"),
+        (7e-8, 1e-6, "pass", "rounding, but not bitwise"),
+        (1e-6, 1e-5, "fail", "not below 1e-06"),
+    ],
+)
+def test_determinism_is_held_to_what_it_promises(tmp_path, difference, largest, outcome, words):
+    rows = series(DIFF, [difference], **{LARGEST: largest})
+    found = judge_told(tmp_path, rows, told(tmp_path, DETERMINISTIC))
+    [own] = [j for j in found.judgements if j.rule == "DETERMINISM"]
+    assert own.outcome == outcome
+    assert words in own.sentence
+
+
+def test_determinism_that_nothing_shows_fails(tmp_path):
+    rows = series()
+    for row in rows.values():
+        del row[DIFF]
+    found = judge_told(tmp_path, rows, told(tmp_path, DETERMINISTIC))
+    assert outcomes(found, "DETERMINISM") == ["fail"]
+
+
+def test_a_metric_the_configuration_promises_is_missed(tmp_path):
+    asked = "actor_rollout_ref: {actor: {use_kl_loss: true}}\nalgorithm: {rollout_correction: {rollout_is: token}}"
+    sentences = [
+        j.sentence for j in judge_told(tmp_path, series(), told(tmp_path, asked)).judgements if j.outcome == "fail"
+    ]
+    assert sentences == [
+        "never computed: actor/kl_loss (algorithm.kl_loss_coef turns it on)",
+        "never computed: rollout_corr/rollout_is_mean (algorithm.rollout_correction.importance turns it on)",
+    ]
+
+
+def test_bypass_mode_has_nothing_to_compare_and_says_so(tmp_path):
+    rows = series()
+    for row in rows.values():
+        del row[DIFF], row["actor/entropy"]
+    found = judge_told(tmp_path, rows, told(tmp_path, "algorithm: {rollout_correction: {bypass_mode: true}}"))
+    assert found.passed
+    assert outcomes(found, "NAN") == ["warn", "warn"]
+
+
+def test_a_threshold_can_be_set_and_says_that_it_was(tmp_path):
+    rows = series(DIFF, [0.02])
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": s, "data": d}) + "\n" for s, d in rows.items()))
+    limits = verdict.thresholds(["probability_difference_fail=0.05", "probability_difference_warn=0.01"])
+    found = verdict.judge(metrics.read_jsonl(path), LONG, limits=limits)
+    assert found.passed
+    [own] = [j for j in found.judgements if j.rule == "MISMATCH"]
+    assert (own.outcome, own.source) == ("warn", "--threshold probability_difference_warn=0.01")
+    assert found.to_dict()["set"] == {"probability_difference_fail": 0.05, "probability_difference_warn": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("pearson=0.9", "there is no threshold 'pearson'; did you mean pearson_fail"),
+        ("pearson_fail=high", "must be a number of 0 or more"),
+        ("pearson_fail=nan", "must be a number of 0 or more"),
+        ("grad_factor=-1", "must be a number of 0 or more"),
+        ("entropy_steps=2.5", "counts steps"),
+        ("entropy_steps=0", "counts steps"),
+    ],
+)
+def test_a_threshold_that_is_none_is_refused(text, words):
+    with pytest.raises(RecipeError, match=re.escape(words)):
+        verdict.thresholds([text])
+
+
+def test_every_rule_and_threshold_says_what_it_is_for():
+    assert all(rule.meaning.endswith(".") and rule.worst in verdict.ORDER for rule in verdict.RULES.values())
+    for one in dataclasses.fields(verdict.Thresholds):
+        assert one.metadata["meaning"]
+        assert one.metadata["source"]
+
+
+def test_every_rule_says_something_of_every_run(tmp_path):
+    for rows in ({}, series(), {1: {"critic/rewards/mean": None}}):
+        assert {j.rule for j in judge(tmp_path, rows, LONG).judgements} == set(verdict.RULES)
+
+
+NUMBERS = st.one_of(st.none(), st.floats(), st.floats(-2, 2), st.integers(-3, 3))
+KEYS = st.sampled_from([*healthy(1), "actor/kl_loss", "rollout_corr/kl", "response_length/clip_ratio", "val-core/x"])
+
+
+@example({s: {"actor/entropy": 1.5e308, "critic/rewards/mean": -1.5e308, "actor/kl_loss": 1.5e308} for s in range(9)})
+@given(st.dictionaries(st.integers(0, 30), st.dictionaries(KEYS, NUMBERS, max_size=12), max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_whatever_a_run_logs_there_is_a_verdict_and_the_early_look_agrees(rows):
+    """No series breaks a rule; where the look at a running training finds a failure, the verdict fails as well."""
+    table = metrics.Rows()
+    for step, data in rows.items():
+        table.put(step, data)
+    found = verdict.judge(table.metrics(), {"state": "finished", "cause": "", "steps": 30})
+    assert {j.rule for j in found.judgements} == set(verdict.RULES)
+    assert all(len(str(j)) < 1000 for j in found.judgements)
+    curves = Curves()
+    for step, data in sorted(rows.items()):
+        curves.add(step, data)
+    for name in ("NAN", "MISMATCH", "NO SIGNAL", "KL BLOW-UP"):
+        now = [j.step for j in apply(verdict.RULES[name], Subject(curves, live=True)) if j.outcome == "fail"]
+        then = [j.step for j in found.judgements if j.rule == name and j.outcome == "fail"]
+        assert set(now) <= set(then)
+
+
+# ------------------------------------------------------------------------------------------------- JUnit, bare files
+
+
+def test_junit_is_xml_with_a_case_a_rule(tmp_path):
+    found = judge(tmp_path, run(s3={DIFF: 0.81}), FINISHED | {"state": "failed", "cause": "exit 1: <b> & \x1b[0m\x00"})
+    suite = xml.etree.ElementTree.fromstring(verdict.junit(found))
+    assert [case.get("name") for case in suite] == list(verdict.RULES)
+    failed = [case.get("name") for case in suite if case.find("failure") is not None]
+    assert failed == ["ENDED", "MISMATCH"]
+    assert (suite.get("tests"), suite.get("failures")) == (str(len(verdict.RULES)), "2")
+    assert "0.81" in suite.find("testcase[@name='MISMATCH']/failure").get("message")
+    assert all(case.find("failure") is not None or case.findtext("system-out") for case in suite)
+
+
+def test_a_console_log_is_judged_and_says_what_a_file_cannot_know(tmp_path):
+    log = tmp_path / "train.log"
+    fields = [" - ".join(f"{k}:{v}" for k, v in row.items()) for row in series(steps=12).values()]
+    log.write_text("".join(f"(TaskRunner pid=1) step:{s} - {text}\n" for s, text in enumerate(fields, 1)))
+    done = CliRunner().invoke(main, ["judge", str(log), "--junit", str(tmp_path / "a" / "v.xml")])
+    assert done.exit_code == 0, done.output
+    assert "how the training ended is not known from a file" in done.output
+    assert "steps 1 to 12 have no gap; how many were asked for is not known from a file" in done.output
+    assert xml.etree.ElementTree.parse(tmp_path / "a" / "v.xml").getroot().get("failures") == "0"
+    log.write_text(log.read_text().replace("step:7 -", "stop:7 -"))
+    done = CliRunner().invoke(main, ["judge", str(log), "--json"])
+    assert done.exit_code == 1
+    told = json.loads(done.output)
+    assert [j["sentence"] for j in told["judgements"] if j["outcome"] == "fail"] == [
+        "1 of 12 steps are missing, the first is step 7"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["no/such/file"], "no/such/file does not exist"),
+        (["README.md"], "holds no step of a training"),
+        (["README.md", "--threshold", "x=1"], "there is no threshold 'x'"),
+    ],
+)
+def test_what_cannot_be_judged_is_one_sentence(words, said):
+    done = CliRunner().invoke(main, ["judge", *words])
+    assert done.exit_code == 2
+    assert said in done.output
+    assert done.output.count("\n") == 1
+
+
+def test_the_rules_can_be_listed():
+    done = CliRunner().invoke(main, ["judge", "--rules"])
+    assert done.exit_code == 0
+    for name in (*verdict.RULES, *(f.name for f in dataclasses.fields(verdict.Thresholds))):
+        assert name in done.output

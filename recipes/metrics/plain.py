@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -71,12 +70,14 @@ def first_of(points: Points, wrong: Any, times: int = 1) -> int | None:
     return None
 
 
+def mean(points: Points) -> float:
+    """The mean of the values of at least one point; infinite where their sum is, which statistics.fmean refuses."""
+    return sum(value for _, value in points) / len(points)
+
+
 def means(points: Points, width: int = 5) -> Points:
     """Means of `width` points in a row, each at the step of its last; none for fewer points."""
-    return [
-        (points[i][0], fmean(value for _, value in points[i - width + 1 : i + 1]))
-        for i in range(width - 1, len(points))
-    ]
+    return [(points[i][0], mean(points[i - width + 1 : i + 1])) for i in range(width - 1, len(points))]
 
 
 def extreme(points: Points, key: Any = abs) -> tuple[int, float]:

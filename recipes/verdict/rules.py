@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from recipes.metrics.plain import Curves, Points, extreme, first_of, means
+from recipes.metrics.plain import Curves, Points, extreme, first_of, mean, means
 from recipes.verdict.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ def _collapse(s: Subject) -> Iterator[tuple]:
     limits, points = s.limits, s.curves.points(ENTROPY)
     if len(points) < limits.entropy_first:
         return
-    start = fmean(value for _, value in points[: limits.entropy_first])
+    start = mean(points[: limits.entropy_first])
     bound = limits.entropy_collapse * start
     steps = [
         first_of(points, lambda v: v < bound, limits.entropy_steps),
@@ -361,7 +361,7 @@ def _explosion(s: Subject) -> Iterator[tuple]:
     limits, points = s.limits, s.curves.points(ENTROPY)
     if len(points) < limits.entropy_first:
         return
-    start = fmean(value for _, value in points[: limits.entropy_first])
+    start = mean(points[: limits.entropy_first])
     at, worst = extreme(points)
     bound, ceiling = limits.entropy_explosion * start, limits.entropy_ceiling
     steps = [first_of(points, lambda v: v > bound, limits.entropy_steps)]
@@ -411,7 +411,7 @@ def _update(s: Subject) -> Iterator[tuple]:
 def _blown(points: Points, limits: Thresholds) -> tuple[int, float, float] | None:
     """The first step whose KL loss is many times the mean of those before, with both; five steps make a mean."""
     for i in range(5, len(points)):
-        before = fmean(value for _, value in points[max(0, i - limits.kl_loss_window) : i])
+        before = mean(points[max(0, i - limits.kl_loss_window) : i])
         step, value = points[i]
         if value > max(limits.kl_loss_factor * before, limits.kl_loss_floor):
             return step, value, before
