@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from recipes import __version__
+from recipes.cli_batch import batch_command
 from recipes.cli_compare import rollouts_command
 from recipes.cli_diagnose import diagnose_command
 from recipes.cli_judge import baseline_command, judge_command
@@ -395,6 +396,7 @@ class Progress:
 
 
 for command in (
+    batch_command,
     stack,
     layouts_command,
     simulate_command,

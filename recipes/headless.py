@@ -1,6 +1,8 @@
 """Run a notebook without a browser: papermill in a child process, the progress of its training in this one.
 
-    python -m recipes.headless NOTEBOOK OUTPUT        parameters as JSON on standard input
+    python -m recipes.headless NOTEBOOK OUTPUT        parameters as a line of JSON on standard input, which stays open
+
+When that closes, whoever started the notebook is gone, and the notebook ends; its training does as on_disconnect says.
 
 Papermill's own command line guesses types (`1e-6` may become a text, an all-digit name a number) and takes unknown
 parameters with a warning. Here they are resolved against the schema before a kernel is started.
@@ -10,23 +12,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from recipes import live, masking, notebook
 from recipes.atomic import replace_file
 from recipes.errors import RecipeError, nearest
-from recipes.params import SHORT_NAMES
 from recipes.run import launch
 from recipes.run.directory import Run, read_state
 
 # Seconds between looks for the run while the notebook is before its Launch cell.
 LOOK = 0.5
+# Seconds an interrupted notebook gets to end by itself.
+PATIENCE = 30.0
 # Tag of the cell that says what became of a run that did not finish.
 REPAIRED = "run-did-not-finish"
 
@@ -38,34 +43,74 @@ def execute(path: Path, parameters: Mapping[str, Any], run_dir: Path, say: Any =
     the schema refuses. An interrupt ends the notebook, the training and everything it started. Whatever looks like a
     secret in the executed notebook or papermill's log is masked at the end.
     """
-    known = declared(path)
-    for name in parameters:
-        if name not in known and name not in SHORT_NAMES:
-            raise RecipeError(f"{path.name} has no parameter {name!r}{nearest(name, [*known, *SHORT_NAMES])}.")
-    parameters = {**parameters, "run_dir": str(run_dir)}
-    notebook.resolve({**known, **parameters})
-    run_dir.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "recipes.headless", str(path), str(run_dir / "notebook.ipynb")]
-    with (run_dir / "papermill.log").open("ab") as log:
-        # A session of its own, so that a terminal's Ctrl-C reaches it through us, once.
-        child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
-    child.stdin.write(json.dumps(parameters).encode())
-    child.stdin.close()
+    notebook.resolve(checked(path, parameters, run_dir))
+    child = begin(path, parameters, run_dir)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         _follow(Run(run_dir), child, say)
         return child.wait()
     except KeyboardInterrupt:
-        child.send_signal(signal.SIGINT)
-        if Run(run_dir).state_file.is_file():
-            launch.stop(Run(run_dir))
-        child.wait()
+        interrupt(child, run_dir)
         raise
     finally:
-        with contextlib.suppress(OSError, ValueError):  # not written, or not whole: papermill was ended while it wrote
-            repair(run_dir / "notebook.ipynb", Run(run_dir))
-        _scrub(run_dir)
+        settle(run_dir)
         signal.signal(signal.SIGTERM, previous)
+
+
+def checked(path: Path, parameters: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
+    """Return the defaults of the notebook at `path` with `parameters` on top, for notebook.resolve.
+
+    Raises RecipeError for a parameter that neither the notebook nor notebook.resolve knows.
+    """
+    known = declared(path)
+    for name in parameters:
+        if name not in known and name not in notebook.PARAMETERS:
+            raise RecipeError(f"{path.name} has no parameter {name!r}{nearest(name, [*known, *notebook.PARAMETERS])}.")
+    return {**known, **parameters, "run_dir": str(run_dir)}
+
+
+def begin(path: Path, parameters: Mapping[str, Any], run_dir: Path, *, keep: Sequence[int] = ()) -> subprocess.Popen:
+    """Start papermill on the notebook at `path` with `parameters`. Returns the child.
+
+    Keep it: when it is let go, or this process ends, its standard input closes and it ends. `keep` are file
+    descriptors it holds for as long as it lives.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    given = {**parameters, "run_dir": str(run_dir)}
+    words = [sys.executable, "-m", "recipes.headless", str(path), str(run_dir / "notebook.ipynb")]
+    with (run_dir / "papermill.log").open("ab") as log:
+        # A session of its own, so that a terminal's Ctrl-C reaches it through us, once.
+        child = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, pass_fds=keep
+        )
+    with contextlib.suppress(BrokenPipeError):  # it could not start; its exit code and its log say so
+        child.stdin.write(json.dumps(given).encode() + b"\n")
+        child.stdin.flush()
+    return child
+
+
+def interrupt(child: subprocess.Popen, run_dir: Path) -> None:
+    """End a notebook that `begin` started, its training, and everything either started. Returns when they are gone.
+
+    Raises RecipeError when something of the training does not end.
+    """
+    child.send_signal(signal.SIGINT)
+    if Run(run_dir).state_file.is_file():
+        launch.stop(Run(run_dir))
+    try:
+        child.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    if Run(run_dir).state_file.is_file():  # it was just about to launch
+        launch.stop(Run(run_dir))
+
+
+def settle(run_dir: Path) -> None:
+    """Make an executed notebook say what became of its run, and mask what looks like a secret in it and its log."""
+    with contextlib.suppress(OSError, ValueError):  # not written, or not whole: papermill was ended while it wrote
+        repair(run_dir / "notebook.ipynb", Run(run_dir))
+    _scrub(run_dir)
 
 
 def _scrub(run_dir: Path) -> None:
@@ -145,13 +190,21 @@ def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+def _end_with_starter() -> None:
+    # Not sys.stdin: a thread that waits in a buffered reader makes the interpreter's own end fail.
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def main() -> int:
     """The child: hand plain types to papermill's Python API. Exit code 1 when a cell failed."""
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
     source, output = sys.argv[1:3]
-    parameters = json.load(sys.stdin)
+    parameters = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_starter, daemon=True).start()
     try:
         papermill.execute_notebook(
             source,

@@ -170,6 +170,14 @@ def load_facts(cls: type, folder: str, name: str) -> Any:
     return built
 
 
+def build_as(cls: type, settings: Sequence[Setting], name: str) -> Any:
+    """Return `settings` as an object of the dataclass `cls`, as recipes are built.
+
+    Raises RecipeError for an unknown key, a value of the wrong type, a required value that is missing.
+    """
+    return _build(cls, settings, name)[0]
+
+
 def explain(composed: Composed, key: str) -> tuple[Any, str, tuple[Setting, ...]]:
     """Return the value of `key`, its meaning, and every setting of it, oldest first; the last one holds.
 
