@@ -43,7 +43,7 @@ LOOK, NODES, ANSWER = 1.0, 5.0, 30
 # Seconds until the same sentence about missing nodes is said again.
 REPEAT = 60.0
 # Seconds a training that lost a node gets to end by itself. Other ranks may wait for it in a collective for longer.
-LOST_GRACE = 60.0
+LOST_GRACE = 30.0
 # Seconds until Ray may have noticed that a node is gone, once a process on it was missed (5 health checks, 3 s each).
 NOTICE = 30.0
 # Seconds a training gets to end when it is stopped, before Ray kills it; less than the supervisor's grace.
