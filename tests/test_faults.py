@@ -207,8 +207,8 @@ def test_a_training_that_hangs(begin, seen):
 
 
 def test_a_training_that_hangs_for_a_while_goes_on_with_an_alarm(begin):
-    limits = ("supervision.hang_minutes=0.02", "supervision.hang_factor=1")
-    started = begin("train", *limits, step=1.6)
+    limits = ("supervision.hang_minutes=0.05", "supervision.hang_factor=2")
+    started = begin("train", *limits, fails="pause", at=4, step=0.2)
     out, err = started.end()
     ended = settled(started.run)
     assert (ended["state"], ended["cause"]) == ("finished", ""), err

@@ -45,6 +45,8 @@ def fail(how: str) -> None:
         sys.exit(3)
     if how == "hang":
         time.sleep(600)
+    if how == "pause":
+        time.sleep(6)
     if how == "full":
         try:
             with (Path(given("trainer.default_local_dir")).parent / "filler").open("wb") as file:
