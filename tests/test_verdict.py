@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import xml.etree.ElementTree
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -443,6 +444,28 @@ def test_a_console_log_is_judged_and_says_what_a_file_cannot_know(tmp_path):
     assert [j["sentence"] for j in told["judgements"] if j["outcome"] == "fail"] == [
         "1 of 12 steps are missing, the first is step 7"
     ]
+
+
+def test_an_empty_log_fails_and_may_not_be_flushed_yet(tmp_path):
+    (tmp_path / "train.log").touch()
+    done = CliRunner().invoke(main, ["judge", str(tmp_path / "train.log")])
+    assert done.exit_code == 1
+    assert "not one training step in the metrics: train.log holds 0 bytes" in done.output
+
+
+DATA = Path(__file__).parent / "data" / "verdict"
+
+
+@pytest.mark.parametrize("name", ["quickstart", "quickstart_lr_5e-5"])
+def test_real_quickstarts_that_learned_raise_no_alarm(name):
+    found = verdict.judge(metrics.read(DATA / f"{name}.csv"), None)
+    assert [str(j) for j in found.judgements if j.outcome in ("fail", "warn")] == []
+
+
+def test_a_real_quickstart_with_too_high_a_learning_rate_fails_by_its_reward_alone():
+    found = verdict.judge(metrics.read(DATA / "quickstart_lr_1e-3.csv"), None)
+    failed = [j for j in found.judgements if j.outcome in ("fail", "warn")]
+    assert [(j.rule, j.step) for j in failed] == [("REWARD COLLAPSE", 14)]
 
 
 @pytest.mark.parametrize(

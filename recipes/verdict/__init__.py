@@ -90,9 +90,18 @@ def judge(
         exported=exported,
         baseline=baseline,
         unmatched=unmatched,
+        hint=_unflushed(metrics) if state is None else "",
     )
     found = [judgement for one in RULES.values() for judgement in apply(one, subject)]
     return Verdict(tuple(sorted(found, key=lambda j: ORDER[j.outcome])), limits)
+
+
+def _unflushed(metrics: Metrics) -> str:
+    """What to think of a file without a step: a CI has read a log before `tee` had written it."""
+    if metrics.source is None or not metrics.source.is_file():
+        return ""
+    size = metrics.source.stat().st_size
+    return f": {metrics.source.name} holds {size} bytes; what writes it, such as tee, may not be done yet"
 
 
 def told(path: str | Path) -> Told:

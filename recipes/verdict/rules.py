@@ -84,6 +84,7 @@ class Subject:
     exported: Exported | None = None
     baseline: Baseline | None = None
     unmatched: str = ""
+    hint: str = ""
     live: bool = False
 
 
@@ -150,7 +151,7 @@ def _complete(s: Subject) -> Iterator[tuple]:
     steps = sorted(s.curves.trained)
     expected = (s.state or {}).get("steps")
     if not steps:
-        yield "fail", "there is not one training step in the metrics"
+        yield "fail", f"there is not one training step in the metrics{s.hint}"
         return
     first = 1 if s.state is not None else steps[0]
     wanted = range(first, (expected or steps[-1]) + 1)
@@ -180,7 +181,7 @@ def _enough(s: Subject) -> Iterator[tuple]:
         words = f"{steps} steps show no trend of reward, entropy or gradient; that takes {least}"
         yield "fail", words, None, s.limits.source("minimum_steps")
     else:
-        yield "pass", f"{steps} steps show a trend"
+        yield "pass", f"{steps} steps show a trend", None, s.limits.source("minimum_steps")
 
 
 @rule("NAN", stops=True)
@@ -259,7 +260,12 @@ def _jump(s: Subject) -> Iterator[tuple]:
         words += f"; the median of the first {limits.jump_first} steps is {usual:.2g}"
         yield "warn", words, step, limits.source("jump_factor", "jump_floor")
     else:
-        yield "pass", f"{worst:.2g} at most after a median of {usual:.2g} at the start"
+        yield (
+            "pass",
+            f"{worst:.2g} at most after a median of {usual:.2g} at the start",
+            None,
+            limits.source("jump_factor"),
+        )
 
 
 @rule("ROLLOUT CORRECTION")
@@ -292,7 +298,12 @@ def _correction(s: Subject) -> Iterator[tuple]:
     if not seen:
         yield "info", f"rollout_corr/kl was not computed ({TURNS_ON['rollout_corr/kl']} turns it on)"
     elif not found:
-        yield "pass", f"{len(dict.fromkeys(seen))} measures of the mismatch are within bounds"
+        yield (
+            "pass",
+            f"{len(dict.fromkeys(seen))} measures of the mismatch are within bounds",
+            None,
+            limits.source("rollout_kl_fail"),
+        )
 
 
 @rule("DETERMINISM")
@@ -337,7 +348,7 @@ def _collapse(s: Subject) -> Iterator[tuple]:
     last = points[-1][1]
     words = f"entropy from {start:.3g} at the start to {last:.3g}"
     if step is None:
-        yield "pass", words
+        yield "pass", words, None, limits.source("entropy_collapse", "entropy_floor")
         return
     share = _solved(s)
     if share is not None and share >= limits.solved:
@@ -376,7 +387,7 @@ def _explosion(s: Subject) -> Iterator[tuple]:
         words = f"entropy starts at {start:.3g}, above {ceiling:g}: a random or untuned model, or a wrong chat template"
         yield "warn", words, points[0][0], limits.source("entropy_ceiling")
     else:
-        yield "pass", f"{worst:.3g} at most (step {at})"
+        yield "pass", f"{worst:.3g} at most (step {at})", None, limits.source("entropy_explosion", "entropy_ceiling")
 
 
 @rule("KL BLOW-UP", stops=True)
@@ -405,7 +416,7 @@ def _update(s: Subject) -> Iterator[tuple]:
         words = f"kl_loss of {value:.2g} is more than {limits.kl_loss_factor:g} times the mean of the steps before"
         yield "fail", f"{words}, {usual:.2g}", step, limits.source("kl_loss_factor", "kl_loss_floor")
     if over is None and blown is None:
-        yield "pass", f"kl_loss is {worst:.2g} at most (step {at})"
+        yield "pass", f"kl_loss is {worst:.2g} at most (step {at})", None, limits.source("kl_loss_fail")
 
 
 def _blown(points: Points, limits: Thresholds) -> tuple[int, float, float] | None:
@@ -442,7 +453,8 @@ def _gradient(s: Subject) -> Iterator[tuple]:
             yield "warn", words, step, limits.source("grad_window")
             break
     if not found:
-        yield "pass", f"grad_norm is {extreme(points)[1]:.3g} at most (step {extreme(points)[0]})"
+        at, worst = extreme(points)
+        yield "pass", f"grad_norm is {worst:.3g} at most (step {at})", None, limits.source("grad_factor")
 
 
 # ------------------------------------------------------------------------------------------------ reward and responses
@@ -459,7 +471,7 @@ def _signal(s: Subject) -> Iterator[tuple]:
         return
     step = first_of(flat, lambda v: v == 0, s.limits.no_signal_steps)
     if step is None:
-        yield "pass", "groups disagree, so there is a signal"
+        yield "pass", "groups disagree, so there is a signal", None, s.limits.source("no_signal_steps")
         return
     words = f"all advantages are 0 for {s.limits.no_signal_steps} steps: every group agrees, there is nothing to learn"
     rewards = [s.curves.values.get(f"critic/rewards/{side}", {}).get(step) for side in ("min", "max")]
@@ -486,7 +498,7 @@ def _reward(s: Subject) -> Iterator[tuple]:
     elif last < first:
         yield "warn", f"{words}: it fell"
     else:
-        yield "pass", words
+        yield "pass", words, None, s.limits.source("reward_kept")
 
 
 @rule("PLATEAU", worst="info")
@@ -527,7 +539,8 @@ def _length(s: Subject) -> Iterator[tuple]:
     elif (step := first_of(found, lambda v: v > limits.clip_ratio_warn)) is not None:
         yield "warn", words, step, limits.source("clip_ratio_warn")
     else:
-        yield "pass", f"{worst:.0%} of the responses at most are cut at the limit (five steps to step {at})"
+        words = f"{worst:.0%} of the responses at most are cut at the limit (five steps to step {at})"
+        yield "pass", words, None, limits.source("clip_ratio_warn")
 
 
 @rule("ABORTED")
@@ -543,7 +556,7 @@ def _aborted(s: Subject) -> Iterator[tuple]:
     elif (step := first_of(points, lambda v: v > limits.aborted_warn)) is not None:
         yield "warn", words, step, limits.source("aborted_warn")
     else:
-        yield "pass", f"{worst:.1%} at most were given up"
+        yield "pass", f"{worst:.1%} at most were given up", None, limits.source("aborted_warn")
 
 
 # --------------------------------------------------------------------------------------------- baselines and exports
