@@ -262,7 +262,7 @@ class Job:
         record = {"submission_id": self.id, "address": self.url, "nodes": dict(nodes), "submitted": None}
         self._record(record)  # first, so that the job can tell the run directory by it, and nobody submits again
         arguments = {
-            "entrypoint": entrypoint(command["argv"], self.file, self.id),
+            "entrypoint": entrypoint(command["argv"], self.file, self.id, before=_set_again(variables)),
             "runtime_env": {"env_vars": variables},
             "submission_id": self.id,
             "metadata": {"recipe": self.plan["recipe"], "run": str(self.run), "attempt": str(self.attempt)},
@@ -483,14 +483,22 @@ if blind:
 """
 
 
-def entrypoint(argv: Sequence[str], record: Path, submission: str, seconds: float = VISIBLE) -> str:
-    """Return the shell line of the job: `argv`, once all nodes are seen to have the run directory.
+def _set_again(variables: Mapping[str, str]) -> list[str]:
+    """Return the words in front of a command that set what Ray changes in a driver's environment, whatever it was."""
+    changed = [f"{name}={text}" for name, text in variables.items() if name.startswith("RAY_EXPERIMENTAL_NOSET_")]
+    return ["env", *changed] if changed else []
+
+
+def entrypoint(
+    argv: Sequence[str], record: Path, submission: str, seconds: float = VISIBLE, before: Sequence[str] = ()
+) -> str:
+    """Return the shell line of the job: `before` and `argv`, once all nodes are seen to have the run directory.
 
     `record` is the attempt's job.json, which names the submission: another directory of the same name does not pass.
     The look is no part of the job (RAY_JOB_CONFIG_JSON_ENV_VAR), so that it needs nothing of the job's environment.
     """
     look = f'{shlex.quote(argv[0])} -c "${SEE}" {shlex.join([str(record), submission, f"{seconds:g}"])}'
-    return f"env -u RAY_JOB_CONFIG_JSON_ENV_VAR {look} || exit 1; exec {shlex.join(argv)}"
+    return f"env -u RAY_JOB_CONFIG_JSON_ENV_VAR {look} || exit 1; exec {shlex.join([*before, *argv])}"
 
 
 # ----------------------------------------------------------------------------------------------------------- the nodes
