@@ -10,6 +10,51 @@ import click
 # What a command needs is imported inside it, so that --help answers at once.
 
 
+@click.command("compare")
+@click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]RUN|LOG...")
+@click.option(
+    "--by", type=click.Choice(["step", "tokens", "time"]), default="step", help="What curves are laid over by."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for pictures, CSV and JSON.")
+@click.option("--html", type=click.Path(path_type=Path), help="Write a report: one HTML file that needs no network.")
+@click.option("--tolerance", type=click.FloatRange(0), help="Of two: largest difference of a value that is none.")
+@click.option("--in-a-row", "times", type=click.IntRange(1), default=3, help="Of two: steps that must differ in a row.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def compare_command(
+    sources: tuple[str, ...],
+    by: str,
+    output: Path | None,
+    html: Path | None,
+    tolerance: float | None,
+    times: int,
+    as_json: bool,
+) -> None:
+    """Lay runs and logs over each other: curves, last values, what differs between their recipes.
+
+    A source is anything `recipes metrics` reads. Of three or more, runs that differ in nothing but their seed, and
+    sources with the same LABEL, are one group: its mean, and a band from the lowest to the highest.
+
+    Of two, values are also compared step by step: the first step that is not equal, and the first of several in a row
+    whose difference is more than the first source's own noise, or than --tolerance. That is what a log of NPUs is held
+    against a log of GPUs for.
+
+    \b
+        recipes compare npu=train_npu.log gpu=train_gpu.log --html npu_gpu.html
+        recipes compare runs/a/… runs/a/… runs/b/… --by tokens -o comparison
+    """
+    from recipes import compare, compare_view
+    from recipes.errors import writing
+
+    found = compare.compare(sources, by=by, tolerance=tolerance, times=times)
+    written = []
+    if output is not None:
+        with writing("-o", output):
+            written += compare_view.save(found, output)
+    click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.text())
+    for path in written:
+        click.echo(f"wrote {path}", err=as_json)
+
+
 @click.command("rollouts")
 @click.argument("source", type=click.Path(path_type=Path), metavar="RUN|FOLDER|FILE")
 @click.option("--step", type=int, help="Only this step (default: all, and the last one for responses).")

@@ -308,6 +308,7 @@ class _Page:
     drawn: set[str] = field(default_factory=set)
     words: dict[str, list[_Word]] = field(default_factory=dict)
     paper: list[tuple[float, float, float, float]] = field(default_factory=list)
+    along: str = "step"
 
     def series(self, key: str) -> Series:
         self.drawn.add(key)
@@ -674,11 +675,13 @@ def _axes(page: _Page, spec: SubplotSpec, title: str | None, names: str, *, step
     _say(page, ax, 0, 1, _plain(names, 66), dy=4, color=muted)
     if steps:
         below = ax.get_xaxis_transform()
-        at = [step for step in MaxNLocator(nbins=6, integer=True).tick_values(*page.span) if _inside(step, page.span)]
+        whole = page.along == "step"
+        at = [tick for tick in MaxNLocator(nbins=6, integer=whole).tick_values(*page.span) if _inside(tick, page.span)]
         ax.plot(at, np.zeros(len(at)), ls="none", marker=3, ms=3, mew=0.8, color=muted, transform=below, clip_on=False)
         for step in at:
-            _say(page, ax, step, 0, f"{step:.0f}", within=below, dy=-5, ha="center", va="top", color=muted)
-        _say(page, ax, 0, 0, "step", dx=-12, dy=-5, ha="right", va="top", color=muted)
+            shown = f"{step:.0f}" if whole else number(step)
+            _say(page, ax, step, 0, shown, within=below, dy=-5, ha="center", va="top", color=muted)
+        _say(page, ax, 0, 0, page.along, dx=-12, dy=-5, ha="right", va="top", color=muted)
     return ax
 
 

@@ -351,7 +351,7 @@ class _Best:
 
 # -------------------------------------------------------------------------------------------------------- to look at
 
-READ_AT_ONCE = 256 << 20
+READ_AT_ONCE = 64 << 20
 """Bytes of dumps that are summed up without being asked for; of more, some steps over the whole run are."""
 
 

@@ -1,0 +1,290 @@
+"""A comparison to look at: one page of panels in the style of recipes.curves, and the tables beside it as HTML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from recipes import compare, curves, differences, page
+from recipes.atomic import replace_file
+from recipes.compare import Comparison, Line
+from recipes.curves import Series, Theme, number, thin
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+_SMOOTHED = 15  # steps of a line from which a mean of five is drawn over it
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel: its title with the unit, the keys of which the first that anybody recorded is drawn, and its axis."""
+
+    title: str
+    keys: tuple[str, ...]
+    log: bool = False
+    from_zero: bool = False
+    smooth: bool = False
+    marked: bool = False
+
+
+def panels(found: Comparison) -> list[Panel]:
+    """What a page of several runs shows: every panel has one key, so that lines differ by their run alone."""
+    return [
+        Panel("Reward per response", compare.REWARD, smooth=True),
+        Panel("Validation", tuple(compare.validation_keys(found.sources)), marked=True),
+        Panel("Trainer vs rollout: mean probability difference", ("training/rollout_probs_diff_mean",), log=True),
+        Panel("Entropy, nats per token", ("actor/entropy",)),
+        Panel("KL, nats per token", ("actor/kl_loss", "actor/ppo_kl"), log=True),
+        Panel("Gradient norm", ("actor/grad_norm",), from_zero=True, smooth=True),
+        Panel("Response length, tokens", ("response_length/mean",), from_zero=True, smooth=True),
+        Panel("Time per step, seconds", ("timing_s/step",), from_zero=True),
+    ]
+
+
+def _color(theme: Theme, i: int) -> tuple[str, Any]:
+    """Colour and dash of the i-th group: seven colours that can be told apart, then the same with broken lines."""
+    stages = theme.stages
+    palette = (theme.first, theme.second, stages[3], stages[1], stages[6], stages[7], stages[4])
+    return palette[i % len(palette)], "-" if i < len(palette) else (0, (4, 2))
+
+
+def figure(found: Comparison, *, theme: Literal["light", "dark"] = "light", title: str | None = None) -> Figure:
+    """All groups over each other, 960 pixels wide at 100 dots an inch. Raises ValueError for an unknown theme."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    look, legend = curves._theme(theme), found.legend()
+    scale, along = _scale(found)
+    head = 0.62 + 0.19 * len(legend)
+    height = 10.6 + head
+    ends = [compare.positions(source, found.by) / scale for source in found.sources]
+    first, last = min(float(x[0]) for x in ends), max(float(x[-1]) for x in ends)
+    room = 0.01 * (last - first) + (0.5 if found.by == "step" else 1e-9)
+    with matplotlib.rc_context(curves._rc(look)):
+        sheet = curves._Page(
+            fig=Figure(figsize=(curves._WIDTH, height), dpi=100),
+            metrics=curves.as_metrics(_nothing()),
+            theme=look,
+            span=(first - room, last + room),
+            training=True,
+            along=along,
+        )
+        top = 1 - (head + 0.42) / height
+        cells = sheet.fig.add_gridspec(
+            4, 2, left=0.06, right=0.885, top=top, bottom=0.4 / height, wspace=0.42, hspace=0.46
+        )
+        for i, panel in enumerate(panels(found)):
+            _panel(sheet, found, panel, cells[divmod(i, 2)], scale)
+        _heading(sheet, title or " against ".join(one.name for one in found.groups), legend)
+        curves._print(sheet, outlines=True)
+    return sheet.fig
+
+
+def _nothing() -> Any:
+    import pandas as pd
+
+    return pd.DataFrame(index=pd.Index([], dtype="int64"))
+
+
+def _scale(found: Comparison) -> tuple[float, str]:
+    """(divisor, name with unit) of the axis."""
+    end = max(float(compare.positions(source, found.by)[-1]) for source in found.sources)
+    if found.by == "tokens":
+        return next(
+            ((d, f"{n} tokens") for d, n in ((1e9, "10⁹"), (1e6, "10⁶"), (1e3, "10³")) if end >= 2 * d), (1.0, "tokens")
+        )
+    if found.by == "time":
+        return next(((d, n) for d, n in ((3600.0, "hours"), (60.0, "minutes")) if end >= 3 * d), (1.0, "seconds"))
+    return 1.0, "step"
+
+
+def _heading(sheet: curves._Page, title: str, legend: Sequence[tuple[str, str]]) -> None:
+    curves._say(sheet, None, 0.012, 1, curves._plain(title, 90), dy=-8, va="top", size=curves.TITLE, bold=True)
+    for i, (letter, words) in enumerate(legend):
+        color, dash = _color(sheet.theme, i)
+        down = -32 - 13.7 * i
+        line = "▬" if dash == "-" else "╍"
+        curves._say(sheet, None, 0.012, 1, f"{line} {letter}", dy=down, va="top", color=color, bold=True)
+        curves._say(sheet, None, 0.055, 1, curves._plain(words, 130), dy=down, va="top")
+
+
+def _panel(sheet: curves._Page, found: Comparison, panel: Panel, cell: Any, scale: float) -> None:
+    key, lines = chosen(found, panel)
+    drawn = [line for line in lines if line is not None and len(line.x)]
+    names = f"|{key}|" if any((line.low < 0).any() for line in drawn) and panel.log else key
+    longest = max((len(line.x) for line in drawn), default=0)
+    if longest > curves._BUCKETS or (panel.smooth and longest >= _SMOOTHED):
+        names += f", mean of {max(5, longest // 100)} steps over it"
+    ax = curves._axes(sheet, cell, panel.title, names)
+    if not drawn:
+        needs = curves.NEEDS.get((panel.keys or ("val-core",))[0], ())[:1]
+        words = "\n".join(["nobody recorded it", *(f"needs {one}" for one in needs)])
+        curves._say(sheet, ax, 0.5, 0.5, words, ha="center", va="center", color=sheet.theme.muted)
+        return
+    size = np.abs if panel.log else np.asarray
+    values = np.concatenate([size(v) for line in drawn for v in (line.low, line.high)])
+    if panel.log and (values > 0).any():
+        include = (curves.DIFF_PROBLEM,) if key == "training/rollout_probs_diff_mean" else ()
+        curves._logarithmic(sheet, ax, values[values > 0], include=include)
+        if include:
+            ax.axhline(curves.DIFF_PROBLEM, color=sheet.theme.alarm, lw=1, ls=(0, (4, 3)), zorder=1.5)
+    elif key and values.min() >= 0 and values.max() <= 1 and (key in compare.REWARD or key.startswith("val-")):
+        curves._linear(sheet, ax, 0.0, 1.0)
+    else:
+        curves._linear(sheet, ax, *curves._extent(values, from_zero=panel.from_zero))
+    problem = panel.log and key == "training/rollout_probs_diff_mean"
+    labels = [(curves.DIFF_PROBLEM, f"{curves.DIFF_PROBLEM:g} ▲ problem", sheet.theme.alarm)] if problem else []
+    for i, line in enumerate(lines):
+        if line is None or not len(line.x):
+            continue
+        end = _draw(sheet, ax, line, i, panel, scale)
+        labels.append((end, f"{number(end, 3)} {found.letters[i]}", _color(sheet.theme, i)[0]))
+        if line.nonfinite:
+            at = np.asarray(line.nonfinite, dtype=float)
+            top = ax.get_xaxis_transform()
+            ax.plot(
+                at,
+                np.ones(len(at)),
+                ls="none",
+                marker="x",
+                ms=5,
+                mew=1.4,
+                color=_color(sheet.theme, i)[0],
+                transform=top,
+                clip_on=False,
+                zorder=5,
+            )
+    curves._end_labels(sheet, ax, labels)
+
+
+def chosen(found: Comparison, panel: Panel) -> tuple[str, list[Line | None]]:
+    """The key a panel shows and each group's line of it; an empty key when nobody recorded any."""
+    for key in panel.keys:
+        lines = [compare.line(one, key, found.by) for one in found.groups]
+        if any(lines):
+            return key, lines
+    return "", []
+
+
+def _draw(sheet: curves._Page, ax: Axes, line: Line, i: int, panel: Panel, scale: float) -> float:
+    """A group's line, thinned; its band if it has one. Returns the last value drawn.
+
+    A noisy line is drawn faintly, and the mean of five steps, or of a hundredth of a long run, over it.
+    """
+    color, dash = _color(sheet.theme, i)
+    x = line.x / scale
+    mean, low, high = (np.abs(v) if panel.log else v for v in (line.mean, line.low, line.high))
+    low, high = np.minimum(low, high), np.maximum(low, high)
+    if panel.log:
+        keep = mean > 0
+        x, mean, low, high = x[keep], mean[keep], np.maximum(low[keep], 1e-30), high[keep]
+        if not len(x):
+            return 0.0
+    if line.sources > 1 and len(x) > 1:
+        kept = np.union1d(thin(low), thin(high))
+        ax.fill_between(x[kept], low[kept], high[kept], color=color, alpha=0.16, lw=0)
+    s = Series("", x, mean)
+    smooth = len(x) > curves._BUCKETS or (panel.smooth and len(x) >= _SMOOTHED)
+    _line(ax, s, mean, color, dash, lw=0.8 if smooth else 1.6, alpha=0.35 if smooth else 1.0)
+    if len(x) <= (60 if panel.marked else 1):
+        ax.plot(x, mean, ls="none", marker="o", ms=4, mew=0, color=color, zorder=3)
+    if smooth:
+        mean = curves.trailing_mean(mean, max(5, len(x) // 100))
+        _line(ax, s, mean, color, dash, lw=1.7, alpha=1.0)
+    return float(mean[-1])
+
+
+def _line(ax: Axes, s: Series, values: np.ndarray, color: str, dash: Any, *, lw: float, alpha: float) -> None:
+    kept = thin(values)
+    cut = curves._cuts(s, kept) if len(s.steps) > 1 else np.empty(0, dtype=int)
+    x, y = (np.insert(v[kept].astype(float), cut, np.nan) for v in (s.steps, values))
+    ax.plot(x, y, color=color, ls=dash, lw=lw, alpha=alpha, zorder=3)
+
+
+def describe(found: Comparison) -> str:
+    """The page in words: an alternative text."""
+    said = ["; ".join(f"{letter}: {words}" for letter, words in found.legend()) + "."]
+    for panel in panels(found):
+        key, lines = chosen(found, panel)
+        ends = [
+            f"{letter} {number(float(line.mean[0]))} → {number(float(line.mean[-1]))}"
+            for letter, line in zip(found.letters, lines, strict=False)
+            if line is not None and len(line.x)
+        ]
+        said.append(f"{panel.title}{f' ({key})' if key else ''}: {', '.join(ends) or 'not recorded'}.")
+    return " ".join(said)
+
+
+def save(found: Comparison, folder: Path, *, title: str | None = None) -> list[Path]:
+    """Write compare.png, compare-dark.png, compare.csv, compare.json, and alignment.csv of two; returns the paths."""
+    written = []
+    for theme, name in (("light", "compare.png"), ("dark", "compare-dark.png")):
+        drawn = figure(found, theme=theme, title=title)  # type: ignore[arg-type]
+        words = {"Software": None, "Description": describe(found)}
+        content = curves._png(drawn, dpi=200, compress_level=9, metadata=words)
+        written.append(replace_file(folder / name, content))
+    texts = {"compare.csv": compare.curves_csv(found)}
+    texts["compare.json"] = json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n"
+    if found.alignment:
+        texts["alignment.csv"] = compare.alignment_csv(found)
+    return written + [replace_file(folder / name, text.encode()) for name, text in texts.items()]
+
+
+# --- as HTML ---
+
+
+def tables(found: Comparison) -> str:
+    """Everything but the picture, as HTML: legend, metrics, recipes, alignment, notes."""
+    parts = [
+        page.table(("", ""), found.legend()),
+        page.paragraph(found.caption()),
+        page.table(found.header(), found.cells()),
+    ]
+    for letter, changed in found.recipes:
+        parts.append(page.paragraph(f"What differs between {found.letters[0]} and {letter}:"))
+        parts.append(recipe_table(changed, found.letters[0], letter))
+    if found.alignment:
+        head, body = found.aligned()
+        parts += [page.paragraph("Step by step:"), page.table(head, body)]
+        for one in found.alignment_shown():
+            rows = map(compare.row_text, one.rows(40))
+            shown = page.table(("step", *found.letters, "delta", "relative"), rows)
+            parts.append(page.folded(f"{one.key}, {len(one.steps)} steps", shown))
+    return "".join([*parts, *map(page.paragraph, found.notes)])
+
+
+def recipe_table(parts: Sequence[differences.Part], a: str, b: str) -> str:
+    """What differs between two runs: what somebody set first; verl's own configuration and packages folded."""
+    shown, equal = [], []
+    for part in parts:
+        rows = [(key, *map(differences._short, pair)) for key, pair in part.differing.items()]
+        if rows:
+            drawn = page.table((part.name, a, b), rows)
+            title = f"{part.name}: {len(rows)} of {len(rows) + part.equal} differ"
+            shown.append(drawn if part.name in ("outcome", "recipe", "hardware") else page.folded(title, drawn))
+        elif not part.absent:
+            equal.append(f"{part.name} ({part.equal})")
+    if equal:
+        shown.append(page.paragraph(f"Equal: {', '.join(equal)}."))
+    absent = [part.name for part in parts if part.absent]
+    return "".join(shown) + (page.paragraph(f"Not recorded by both: {', '.join(absent)}.") if absent else "")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison in a notebook."""
+
+    found: Comparison
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        images = [curves.png(figure(self.found, theme=theme)) for theme in ("light", "dark")]  # type: ignore[arg-type]
+        html = page.block(page.picture(*images, describe(self.found)), tables(self.found))
+        return {"text/html": html, "text/plain": self.found.text()}
