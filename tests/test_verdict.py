@@ -167,6 +167,7 @@ SICK = [
     ("MISMATCH-JUMP", "warn", 7, DIFF, [1e-3] * 6 + [4e-3]),
     ("ENTROPY COLLAPSE", "fail", 14, "actor/entropy", [0.3] * 9 + [0.05]),
     ("ENTROPY COLLAPSE", "fail", 10, "actor/entropy", [0.3] * 9 + [0.019]),
+    ("ENTROPY COLLAPSE", "warn", 1, "actor/entropy", [0.01]),
     ("ENTROPY EXPLOSION", "fail", 14, "actor/entropy", [0.3] * 9 + [1.0]),
     ("ENTROPY EXPLOSION", "fail", 10, "actor/entropy", [0.3] * 9 + [2.1]),
     ("ENTROPY EXPLOSION", "warn", 1, "actor/entropy", [3.0]),
@@ -336,8 +337,8 @@ def test_a_metric_the_configuration_promises_is_missed(tmp_path):
         j.sentence for j in judge_told(tmp_path, series(), told(tmp_path, asked)).judgements if j.outcome == "fail"
     ]
     assert sentences == [
-        "never computed: actor/kl_loss (algorithm.kl_loss_coef turns it on)",
-        "never computed: rollout_corr/rollout_is_mean (algorithm.rollout_correction.importance turns it on)",
+        "never computed: actor/kl_loss (algorithm.kl_loss_coef turns it on), "
+        "rollout_corr/rollout_is_mean (algorithm.rollout_correction.importance turns it on)"
     ]
 
 

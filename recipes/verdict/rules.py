@@ -201,13 +201,13 @@ def _finite(s: Subject) -> Iterator[tuple]:
         found = True
         yield "fail", f"the log says {len(s.logged)} times that a value was not finite, first: {line}", None, "the log"
     missing = [] if s.live else [k for k in dict.fromkeys([*WATCHED, *s.told.expected]) if not s.curves.has(k)]
-    for key in missing:
+    for key in s.told.impossible.keys() & set(missing):
         found = True
-        if why := s.told.impossible.get(key):
-            yield "warn", f"{key} cannot be computed: {why}"
-        else:
-            remedy = f" ({TURNS_ON[key]} turns it on)" if key in TURNS_ON else ""
-            yield "fail", f"never computed: {key}{remedy}"
+        yield "warn", f"{key} cannot be computed: {s.told.impossible[key]}"
+    if absent := [key for key in missing if key not in s.told.impossible]:
+        found = True
+        words = [f"{key} ({TURNS_ON[key]} turns it on)" if key in TURNS_ON else key for key in absent]
+        yield "fail", f"never computed: {', '.join(words)}"
     holes = {k: h for k in WATCHED if k not in missing and (h := _holes(s, k))} if not s.live else {}
     for key, steps in holes.items():
         found = True
@@ -340,23 +340,23 @@ def _collapse(s: Subject) -> Iterator[tuple]:
         return
     start = mean(points[: limits.entropy_first])
     bound = limits.entropy_collapse * start
-    steps = [
-        first_of(points, lambda v: v < bound, limits.entropy_steps),
-        first_of(points, lambda v: v < limits.entropy_floor),
-    ]
+    steps = [first_of(points, lambda v: v < bound, limits.entropy_steps)]
+    if start >= limits.entropy_floor:
+        steps.append(first_of(points, lambda v: v < limits.entropy_floor))
     step = min((found for found in steps if found is not None), default=None)
-    last = points[-1][1]
-    words = f"entropy from {start:.3g} at the start to {last:.3g}"
-    if step is None:
-        yield "pass", words, None, limits.source("entropy_collapse", "entropy_floor")
-        return
+    words = f"entropy from {start:.3g} at the start to {points[-1][1]:.3g}"
+    source = limits.source("entropy_collapse", "entropy_floor")
     share = _solved(s)
-    if share is not None and share >= limits.solved:
+    if share is not None and share >= limits.solved and (step is not None or start < limits.entropy_floor):
         yield "info", f"{words}, with {share:.0%} of the best reward: the task is solved", step
-    else:
+    elif step is not None:
         words += f", below {limits.entropy_collapse:g} of that for {limits.entropy_steps} steps, or below"
-        source = limits.source("entropy_collapse", "entropy_floor")
         yield "fail", f"{words} {limits.entropy_floor:g}, and the task is not solved", step, source
+    elif start < limits.entropy_floor:
+        words = f"entropy starts at {start:.3g}, below {limits.entropy_floor:g}: the policy hardly explores"
+        yield "warn", words, points[0][0], source
+    else:
+        yield "pass", words, None, source
 
 
 def _solved(s: Subject) -> float | None:
