@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from recipes import cluster, headless, notebook, params
+from recipes import cluster, headless, notebook, params, verdict
 from recipes.command import Command, quote
 from recipes.errors import RecipeError, nearest
 from recipes.notebook import Plan
@@ -69,6 +69,7 @@ class BatchFile:
     stop_on_failure: bool = item(False, "start nothing more once a run has failed")
     cap_device_hours: Optional[float] = item(None, "refuse what would take more device-hours than this", minimum=0)
     deadline_minutes: Optional[float] = item(None, "end each run after so long", minimum=0)
+    thresholds: list[str] = item([], "thresholds of the verdict (NAME=VALUE, see `recipes judge --rules`)")
     on_disconnect: Optional[str] = item(
         None, "what trainings do when the batch is killed; unset: as the recipe says", choices=("stop", "continue")
     )
@@ -84,6 +85,7 @@ class Entry:
     target: Optional[str] = item(None, "cpu: rehearse the recipe on this machine", choices=("npu", "cpu"))
     overrides: list[str] = item([], "overrides of these runs")
     waive: list[str] = item([], "preflight rules to launch in spite of")
+    thresholds: list[str] = item([], "thresholds of the verdict of these runs, on top of the batch's")
     deadline_minutes: Optional[float] = item(None, "end each after so long; unset: the batch's", minimum=0)
 
 
@@ -100,6 +102,7 @@ class Item:
     settings: tuple[tuple[str, str], ...]
     plan: Plan
     fingerprint: str
+    thresholds: tuple[str, ...] = ()
 
     @property
     def recipe(self) -> str:
@@ -248,7 +251,9 @@ def _item(file: BatchFile, entry: Entry, book: Path, point: Sequence[tuple[str, 
     stem = _folder_name(entry.name or entry.recipe.removesuffix(".yaml"))
     name = "_".join([stem, *(f"{key.rpartition('.')[2]}-{_folder_name(text)}" for key, text in point)])
     mark = fingerprint(plan.composed.name, plan.command, NOWHERE)
-    return Item(name[:180], book, given, tuple(point), plan, mark)
+    thresholds = (*file.thresholds, *entry.thresholds)
+    verdict.thresholds(thresholds)
+    return Item(name[:180], book, given, tuple(point), plan, mark, thresholds)
 
 
 def _notebook(named: str | None, recipe: str, folder: Path, origin: str) -> Path:

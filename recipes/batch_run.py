@@ -439,7 +439,7 @@ def conclude(item: Item, run: Run, code: int = 0, *, skipped: bool = False) -> O
     state = read_state(run)
     made = Outcome(item, "failed", state.get("cause", ""), run, state, skipped=skipped)
     try:
-        made.verdict = notebook.judge(run.path).verdict
+        made.verdict = notebook.judge(run.path, thresholds=item.thresholds).verdict
     except (OSError, ValueError) as fault:
         made.cause = made.cause or f"it cannot be judged: {fault}"
         return made
