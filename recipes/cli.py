@@ -14,7 +14,7 @@ import click
 
 from recipes import __version__
 from recipes.cli_batch import batch_command
-from recipes.cli_compare import compare_command, rollouts_command
+from recipes.cli_compare import compare_command, report_command, rollouts_command
 from recipes.cli_diagnose import diagnose_command
 from recipes.cli_judge import baseline_command, judge_command
 from recipes.cli_metrics import metrics_command, plot_command
@@ -413,6 +413,7 @@ for command in (
     metrics_command,
     plot_command,
     compare_command,
+    report_command,
     rollouts_command,
 ):
     main.add_command(command)

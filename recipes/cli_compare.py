@@ -42,7 +42,8 @@ def compare_command(
         recipes compare npu=train_npu.log gpu=train_gpu.log --html npu_gpu.html
         recipes compare runs/a/… runs/a/… runs/b/… --by tokens -o comparison
     """
-    from recipes import compare, compare_view
+    from recipes import compare, compare_view, report
+    from recipes.atomic import replace_file
     from recipes.errors import writing
 
     found = compare.compare(sources, by=by, tolerance=tolerance, times=times)
@@ -50,9 +51,34 @@ def compare_command(
     if output is not None:
         with writing("-o", output):
             written += compare_view.save(found, output)
+    if html is not None:
+        with writing("--html", html):
+            written.append(replace_file(html, report.of_comparison(found).encode()))
     click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.text())
     for path in written:
         click.echo(f"wrote {path}", err=as_json)
+
+
+@click.command("report")
+@click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]RUN|LOG...")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Default: report.html in the run, or here.")
+@click.option("--by", type=click.Choice(["step", "tokens", "time"]), default="step", help="The axis several share.")
+def report_command(sources: tuple[str, ...], output: Path | None, by: str) -> None:
+    """Write one HTML file on a run or log, or on the comparison of several: no network, light and dark, at most 2 MB.
+
+    It holds the outcome and its cause, the verdict, the curves, the diagnosis of a failure, what differs from the
+    recipe, exports, some rollouts and where everything came from. The notebook itself goes to HTML by
+    `jupyter nbconvert --to html RUN/notebook.ipynb`.
+    """
+    from recipes import report
+    from recipes.errors import writing
+
+    if output is None:
+        run = Path(sources[0])
+        output = run / report.FILE if len(sources) == 1 and (run / "run.json").is_file() else Path(report.FILE)
+    with writing("-o", output):
+        report.write(sources, output, by=by)
+    click.echo(f"wrote {output}")
 
 
 @click.command("rollouts")

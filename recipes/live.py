@@ -112,6 +112,41 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+RECENT = 10  # steps in a median of how fast a run is now
+
+
+def pace(metrics: Metrics) -> list[tuple[str, str]]:
+    """How fast a run is and what it holds, as (name, words): medians of its last steps, peaks, and a sum.
+
+    Tokens are prompts and responses over all devices; verl counts memory in GiB. What was not recorded is left out, and
+    so is a peak of 0: verl writes that where there is no accelerator.
+    """
+    columns = {str(key): metrics.table[key].dropna() for key in _PACE if key in metrics.table}
+    last = {key: float(values.iloc[-RECENT:].median()) for key, values in columns.items() if len(values)}
+    said = []
+    if "timing_s/step" in last:
+        said.append(("a step", f"{last['timing_s/step']:.3g} s"))
+    if "perf/throughput" in last:
+        said.append(("tokens/s/device", f"{last['perf/throughput']:,.0f}"))
+    if "perf/total_num_tokens" in last:
+        said.append(("tokens so far", f"{columns['perf/total_num_tokens'].sum():,.0f}"))
+    names = zip(_PACE[3:], ("allocated", "reserved", "of the host"), strict=True)
+    peaks = [(float(columns[key].max()), name) for key, name in names if key in last]
+    if peaks := [f"{peak:.1f} {name}" for peak, name in peaks if peak > 0]:
+        said.append(("memory, peak GiB", ", ".join(peaks)))
+    return said
+
+
+_PACE = (
+    "timing_s/step",
+    "perf/throughput",
+    "perf/total_num_tokens",
+    "actor/perf/max_memory_allocated_gb",
+    "actor/perf/max_memory_reserved_gb",
+    "actor/perf/cpu_memory_used_gb",
+)
+
+
 def _elapsed(state: dict[str, Any]) -> float:
     attempts = state.get("attempts") or [{}]
     started = attempts[-1].get("started")

@@ -265,15 +265,28 @@ def judge(
         why = "a file does not tell which recipe it is of; --baseline names one to compare with"
         return Judged(verdict.judge(found, None, limits=limits, told=told, baseline=given, unmatched=why))
     run = open_run(run) if not isinstance(run, Run) else run
-    moment = live.look(run)
-    exported = exports.of_run(run) if moment.ended else None
+    found, exported = verdict_of(run, limits=limits, baseline=given, deterministic=deterministic)
     if exported and (exported.checks or exported.trouble):
         write_json(run.path / exports.CHECKS, exported.to_dict())
+    write_json(run.verdict_file, found.to_dict())
+    return Judged(found)
+
+
+def verdict_of(
+    run: Run,
+    *,
+    limits: verdict.Thresholds | None = None,
+    baseline: baselines.Baseline | None = None,
+    deterministic: bool = False,
+) -> tuple[verdict.Verdict, exports.Exported | None]:
+    """Judge a run as `judge` does, and write nothing. Exports are compared once it has ended."""
+    moment = live.look(run)
+    exported = exports.of_run(run) if moment.ended else None
     told, why = verdict.Told(), ""
     if (run.path / "verl.yaml").is_file():
         told = verdict.told(run.path / "verl.yaml")
-    if given is None:
-        given, why = baselines.of_run(run.path, moment.state)
+    if baseline is None:
+        baseline, why = baselines.of_run(run.path, moment.state)
     found = verdict.judge(
         moment.metrics,
         moment.state,
@@ -281,11 +294,10 @@ def judge(
         limits=limits,
         told=dataclasses.replace(told, deterministic=told.deterministic or deterministic),
         logged=[line for number in run.attempts for line in verdict.logged(run.log(number))],
-        baseline=given,
+        baseline=baseline,
         unmatched=why,
     )
-    write_json(run.verdict_file, found.to_dict())
-    return Judged(found)
+    return found, exported
 
 
 @dataclass(frozen=True)
