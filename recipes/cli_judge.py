@@ -13,9 +13,7 @@ from recipes.errors import RecipeError, writing
 # What a command needs is imported inside it, so that --help answers at once.
 
 
-def _rules(context: click.Context, _: click.Parameter, asked: bool) -> None:
-    if not asked or context.resilient_parsing:
-        return
+def _rules() -> None:
     import dataclasses
 
     from recipes.verdict import RULES, Thresholds
@@ -27,26 +25,24 @@ def _rules(context: click.Context, _: click.Parameter, asked: bool) -> None:
     click.echo()
     for one in dataclasses.fields(Thresholds):
         click.echo(f"{one.name} = {one.default:g}   {one.metadata['meaning']} ({one.metadata['source']})")
-    context.exit()
 
 
 @click.command("judge")
-@click.argument("run_dir", metavar="RUN|FILE", type=click.Path(path_type=Path))
+@click.argument("run_dir", metavar="RUN|FILE", required=False, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Also write a JUnit report here, a test case a rule.")
 @click.option("--threshold", "thresholds", multiple=True, metavar="NAME=VALUE", help="Set one threshold.")
 @click.option("--baseline", type=click.Path(path_type=Path), help="Compare with this file, not the one that fits.")
 @click.option("--deterministic", is_flag=True, help="Trainer and rollout must agree but for rounding.")
-@click.option(
-    "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_rules, help="Name rules and thresholds; end."
-)
+@click.option("--rules", "list_rules", is_flag=True, help="Name every rule and threshold with its source instead.")
 def judge_command(
-    run_dir: Path,
+    run_dir: Path | None,
     as_json: bool,
     junit: Path | None,
     thresholds: tuple[str, ...],
     baseline: Path | None,
     deterministic: bool,
+    list_rules: bool,
 ) -> None:
     """Judge a run, or a bare file of metrics. Exit code 1 when it may not be believed.
 
@@ -61,6 +57,11 @@ def judge_command(
     from recipes import notebook, verdict
     from recipes.run.directory import write_text
 
+    if list_rules:
+        _rules()
+        return
+    if run_dir is None:
+        raise RecipeError("judge takes a run directory or a file of metrics, or --rules.")
     judged = notebook.judge(run_dir, thresholds=thresholds, baseline=baseline, deterministic=deterministic)
     if as_json:
         click.echo(json.dumps(judged.verdict.to_dict(), indent=2, ensure_ascii=False))

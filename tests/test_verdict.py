@@ -14,8 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recipes import metrics, verdict
+from recipes.checkpoint import ExportCheck
 from recipes.cli import main
 from recipes.errors import RecipeError
+from recipes.exports import Exported
+from recipes.finding import Finding
 from recipes.metrics.plain import Curves
 from recipes.verdict.rules import Subject, apply
 
@@ -351,6 +354,29 @@ def test_bypass_mode_has_nothing_to_compare_and_says_so(tmp_path):
     assert outcomes(found, "NAN") == ["warn", "warn"]
 
 
+@pytest.mark.parametrize(("strict", "passed"), [("false", True), ("true", False)])
+def test_an_export_is_judged_with_the_strictness_it_was_made_with(tmp_path, strict, passed):
+    found = [] if passed else [Finding("missing", "error", {}, "half of the tensors are missing")]
+    empty = dict.fromkeys([f.name for f in dataclasses.fields(ExportCheck)], ())
+    counts = {"source": "source", "export": "export", "expected": 8, "found": 8 if passed else 4, "mtp": 0}
+    check = ExportCheck(**empty | counts | {"findings": tuple(found)})
+    exported = Exported(True, {"export": check}, {})
+    rows = tmp_path / "metrics.jsonl"
+    rows.write_text("".join(json.dumps({"step": s, "data": d}) + "\n" for s, d in series().items()))
+    said = told(tmp_path, f"actor_rollout_ref: {{actor: {{checkpoint: {{strict: {strict}}}}}}}")
+    verdict_of = verdict.judge(metrics.read_jsonl(rows), LONG, exported, told=said)
+    [own] = [j for j in verdict_of.judgements if j.rule == "EXPORT"]
+    assert own.outcome == ("pass" if passed else "fail")
+    assert f"tensors arrived in export with checkpoint.strict {strict}" in own.sentence
+    assert verdict_of.passed == passed
+
+
+def test_an_export_that_was_asked_for_and_is_not_there_fails(tmp_path):
+    rows = tmp_path / "metrics.jsonl"
+    rows.write_text("".join(json.dumps({"step": s, "data": d}) + "\n" for s, d in series().items()))
+    assert outcomes(verdict.judge(metrics.read_jsonl(rows), LONG, Exported(True, {}, {})), "EXPORT") == ["fail"]
+
+
 def test_a_threshold_can_be_set_and_says_that_it_was(tmp_path):
     rows = series(DIFF, [0.02])
     path = tmp_path / "metrics.jsonl"
@@ -475,6 +501,7 @@ def test_a_real_quickstart_with_too_high_a_learning_rate_fails_by_its_reward_alo
         (["no/such/file"], "no/such/file does not exist"),
         (["README.md"], "holds no step of a training"),
         (["README.md", "--threshold", "x=1"], "there is no threshold 'x'"),
+        ([], "judge takes a run directory or a file of metrics, or --rules"),
     ],
 )
 def test_what_cannot_be_judged_is_one_sentence(words, said):

@@ -125,7 +125,13 @@ def told(path: str | Path) -> Told:
     impossible = {}
     if value("algorithm.rollout_correction.bypass_mode"):
         impossible = {"training/rollout_probs_diff_mean": why, "actor/entropy": why}
-    return Told(bool(value("actor_rollout_ref.rollout.full_determinism")), tuple(expected), impossible)
+    strict = value("actor_rollout_ref.actor.checkpoint.strict")
+    return Told(
+        deterministic=bool(value("actor_rollout_ref.rollout.full_determinism")),
+        strict=None if strict is None else bool(strict),
+        expected=tuple(expected),
+        impossible=impossible,
+    )
 
 
 def logged(log: Path) -> list[str]:

@@ -63,9 +63,13 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Told:
-    """What the run was told that decides what must be there: determinism, metrics to expect, metrics that cannot be."""
+    """What the run was told that decides what must be there.
+
+    Determinism, checkpoint.strict (None where verl has no such key), metrics to expect, and why others cannot be.
+    """
 
     deterministic: bool = False
+    strict: bool | None = None
     expected: tuple[str, ...] = ()
     impossible: Mapping[str, str] = field(default_factory=dict)
 
@@ -593,6 +597,8 @@ def _exports(s: Subject) -> Iterator[tuple]:
         return
     for path, check in exported.checks.items():
         words = f"{check.found} of {check.expected} tensors arrived in {path}"
+        if s.told.strict is not None:
+            words += f" with checkpoint.strict {str(s.told.strict).lower()}"
         worst = [f.sentence for f in check.findings if f.severity == "error"] or [f.sentence for f in check.findings]
         outcome = "fail" if not check.passed else "warn" if worst else "pass"
         yield outcome, ": ".join([words, *worst[:1]]), None, source
