@@ -7,6 +7,7 @@ seeds   validation reward before, during and after training for --pairs seeds (t
 ratio   the quickstart through the notebook against bare verl with the same argv and environment, in turn
 faults  the same faults given to bare verl and to `recipes check`: what each says, and after how many seconds
 metrics speed and memory of the readers: JSON lines, TensorBoard against its own reader, a console log of 1 GB
+batch   8 quick runs (real but for verl), one then --pairs at a time: speed-up, overhead a run, against plain papermill
 watching memory of the supervisor, its guard and `recipes watch` while a run writes a log of 2 GB
 fresh   a fresh clone: seconds from scripts/quickstart.sh to the curve (needs a package index)
 """
@@ -37,7 +38,7 @@ from recipes import notebook, params  # noqa: E402
 from recipes.command import build  # noqa: E402
 
 RECIPE = "quickstart/grpo"
-WHAT = ("quick", "run", "seeds", "ratio", "faults", "metrics", "watching", "fresh")
+WHAT = ("quick", "run", "seeds", "ratio", "faults", "metrics", "watching", "batch", "fresh")
 
 
 def quick() -> dict:
@@ -198,6 +199,58 @@ def watching(gigabytes: float = 2.0) -> dict:
         }
 
 
+def batch(workers: int, count: int = 8) -> dict:
+    """`recipes batch` with a stand-in for verl (10 steps of 3 s), and the same notebook by as many plain papermills.
+
+    Overhead of a run: what its place in the batch is taken longer than its papermill lives. What the machine allows:
+    a papermill takes longer beside others, and no batch can win that back.
+    """
+    from recipes import batch, batch_run, headless
+
+    children, begin, lives = ROOT / "tests" / "children", headless.begin, []
+    os.environ |= {"RECIPES_PYTHON": str(children / "python"), "REAL_PYTHON": sys.executable}
+    os.environ |= {"TRAINER": "train healthy", "TRAINER_STEP_SECONDS": "3"}
+    notebook.prepare(params.compose("cpu/qwen3"))
+
+    def lived(child: subprocess.Popen, began: float) -> None:
+        child.wait()
+        lives.append(time.perf_counter() - began)
+
+    def timed(*words, **options) -> subprocess.Popen:
+        began, child = time.perf_counter(), begin(*words, **options)
+        threading.Thread(target=lived, args=(child, began)).start()
+        return child
+
+    def together(place: Path, many: int) -> float:
+        began = time.perf_counter()
+        for child in [
+            begin(ROOT / "notebooks" / "00_quickstart.ipynb", {"recipe": "cpu/qwen3", "steps": 10}, place / str(n))
+            for n in range(many)
+        ]:
+            child.wait()
+        return time.perf_counter() - began
+
+    with tempfile.TemporaryDirectory(prefix="measure-") as folder:
+        place = Path(folder)
+        file = place / "eight.yaml"
+        file.write_text(f"runs: [{{recipe: cpu/qwen3, overrides: [steps=10], seeds: {count}}}]\n")
+        one, many = together(place / "one", 1), together(place / "many", workers)
+        headless.begin = timed
+        began = time.perf_counter()
+        outcomes, _ = batch_run.run(batch.load(file), place / "batch", workers=workers)
+        wall = time.perf_counter() - began
+    assert all(o.what == "passed" for o in outcomes), [o.cause for o in outcomes]
+    return {
+        "papermill alone, s": round(one, 1),
+        f"{workers} papermills at once, s": round(many, 1),
+        f"batch of {count}, {workers} at a time, s": round(wall, 1),
+        "speed-up / workers": round(count * one / wall / workers, 3),
+        "the same, of what the machine allows": round(count * many / wall / workers, 3),
+        "papermills' lives / (wall x workers)": round(sum(lives) / wall / workers, 3),
+        "overhead a run, s": round((wall * workers - sum(lives)) / count, 2),
+    }
+
+
 def fresh() -> dict:
     with tempfile.TemporaryDirectory(prefix="measure-") as folder:
         clone = Path(folder) / "clone"
@@ -272,10 +325,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=WHAT)
     parser.add_argument("--steps", type=int, help="steps of each run (default: as in the recipe)")
-    parser.add_argument("--pairs", type=int, default=3, help="pairs of runs for `ratio`, seeds for `seeds`")
+    parser.add_argument("--pairs", type=int, default=3, help="pairs of `ratio`, seeds of `seeds`, workers of `batch`")
     given = parser.parse_args()
     measure = {"quick": quick, "run": lambda: run(given.steps), "fresh": fresh, "faults": faults, "watching": watching}
     measure["metrics"] = lambda: metrics(given.steps)
+    measure["batch"] = lambda: batch(given.pairs)
     measure["ratio"] = lambda: ratio(given.pairs, given.steps)
     measure["seeds"] = lambda: seeds(given.pairs, given.steps)
     for name, value in measure[given.what]().items():

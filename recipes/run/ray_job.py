@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import fcntl
+import hashlib
 import json
 import math
 import os
@@ -22,6 +25,7 @@ import shlex
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +44,8 @@ from recipes.masking import looks_secret
 
 # Seconds: between looks at the job; between looks at the nodes; for one answer of the dashboard.
 LOOK, NODES, ANSWER = 1.0, 5.0, 30
+# Seconds a job may take from its submission to its devices, before the next one is looked at all the same.
+TAKING = 600.0
 # Seconds until the same sentence about missing nodes is said again.
 REPEAT = 60.0
 # Seconds a training that lost a node gets to end by itself. Other ranks may wait for it in a collective for longer.
@@ -152,6 +158,7 @@ class Job:
         self.id = self._id(attempt)
         self.file = self._file(attempt)
         self.client: Any = None
+        self.turn, self.has_turn = contextlib.ExitStack(), False
 
     def attend(self, log: Log) -> int:
         """Bring the job to its end and return its exit code. Raises JobError."""
@@ -165,8 +172,10 @@ class Job:
                 f"the cluster at {self.url} knows no job {self.id} any more: it was deleted, or the cluster is new"
             )
         else:
+            self._wait_for_turn()
             self._submit(self._wait_for_nodes())
-        return self._follow(log)
+        with self.turn:
+            return self._follow(log)
 
     def connect(self) -> None:
         """Reach the dashboard, at the latest when the wait is over. Raises ClusterError."""
@@ -235,13 +244,51 @@ class Job:
                 self.say(f"job {earlier} of attempt {number} still runs")
                 self._stop(earlier)
 
+    def _wait_for_turn(self) -> None:
+        """Wait until no other run of this machine stands between its submission and its devices at this cluster.
+
+        verl counts free devices, then takes them node by node, half a minute after its submission. Two that do so at
+        once are each refused by verl, or each hold what the other waits for.
+        """
+        mark = hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        path = Path(tempfile.gettempdir()) / f"recipes-ray-{os.getuid()}-{mark}.lock"
+        file, said = self.turn.enter_context(path.open("ab")), False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.has_turn = True
+                return
+            except BlockingIOError:
+                if not said:
+                    said = True
+                    self.say("waits for its turn: another run of this machine is about to take devices")
+            time.sleep(LOOK)
+
+    def _has_devices(self, info: Any) -> bool:
+        """Say whether the job holds the devices it asked for: all placement groups of verl's, on all nodes."""
+        if not info.job_id:
+            return False
+        from ray.util.state import list_placement_groups
+
+        options = {"limit": 1000, "timeout": ANSWER, "detail": True, "raise_on_missing_output": False}
+        filters = [("creator_job_id", "=", info.job_id), ("state", "=", "CREATED")]
+        groups = self._ask(lambda: list_placement_groups(address=self.url, filters=filters, **options))
+        bundles = [bundle for group in groups for bundle in group.bundles or ()]
+        held = sum((bundle.get("unit_resources") or {}).get(self.plan["resource"], 0) for bundle in bundles)
+        return held >= sum(count * size for count, size in self.plan["wanted"])
+
     def _wait_for_nodes(self) -> dict[str, str]:
-        """Wait until the cluster has what the run needs. Returns {node id: address}; raises NodesMissingError."""
+        """Wait until the cluster has what the run needs. Returns {node id: address}; raises NodesMissingError.
+
+        What is there and in use by others is waited for as long as it takes: that is a queue, not a fault.
+        """
         limit, before, said = time.monotonic() + self.plan["wait_seconds"], "", 0.0
         while True:
             used = self._used()
             nodes = [{**node, "used": used.get(node["node_id"], 0)} for node in self.nodes()]
             missing, sentence = survey(nodes, self.plan)
+            if missing and not survey([{**node, "used": 0} for node in nodes], self.plan)[0]:
+                limit = time.monotonic() + self.plan["wait_seconds"]
             if sentence != before or time.monotonic() - said > REPEAT:
                 before, said = sentence, time.monotonic()
                 self.say(sentence)
@@ -282,11 +329,15 @@ class Job:
         reader.start()
         lost: dict[str, str] = {}
         looked, since = time.monotonic(), None
+        placed, taking = not self.has_turn, time.monotonic() + TAKING
         info = self.info(self.id)
         while info is not None and _status(info) not in ENDED:
             time.sleep(LOOK)
             if time.monotonic() - looked > NODES:
                 looked = time.monotonic()
+                if not placed and (looked > taking or self._has_devices(info)):
+                    placed = True
+                    self.turn.close()
                 lost = self._lost(info)
                 if lost and since is None:
                     since = looked

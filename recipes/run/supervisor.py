@@ -187,6 +187,10 @@ class Supervisor:
                 self._remember()
         return "", ""
 
+    def _is_queued(self) -> bool:
+        """Say whether a job of a cluster still waits for nodes or devices: its record is written as it is submitted."""
+        return "supervised" in self.command and not (self.run.attempt(self.number) / "job.json").exists()
+
     def _alarm(self, reason: str, lines: int) -> str:
         """Save the stacks of all processes of the run and put the alarm on record. Returns its sentence."""
         path = self.run.attempt(self.number) / "stacks" / f"{time.strftime('%Y%m%d-%H%M%S')}.txt"

@@ -76,6 +76,17 @@ def fail(how: str) -> None:
         print(len(held))
 
 
+if "takes" in script:  # devices of a cluster, as verl does: counts what is free, then a placement group a node
+    import ray
+
+    ray.init(address="auto", log_to_driver=False)
+    nodes, each = int(given("trainer.nnodes")), int(given("trainer.n_gpus_per_node"))
+    free = sum(node.get("cpu_rank", 0) for node in ray._private.state.available_resources_per_node().values())
+    if free < nodes * each:
+        raise ValueError(f"Total available GPUs {free} is less than total desired GPUs {nodes * each}")
+    time.sleep(3)
+    groups = [ray.util.placement_group([{"cpu_rank": 1}] * each, strategy="STRICT_PACK") for _ in range(nodes)]
+    ray.get([group.ready() for group in groups], timeout=60)
 if "train" in script:
     start = int(given("trainer.resume_from_path").rpartition("global_step_")[2] or 0)
     for step in range(start + 1, int(given("trainer.total_training_steps")) + 1):
