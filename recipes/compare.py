@@ -319,6 +319,13 @@ NOISE = 3.0
 """Standard deviations. Two runs that are each as noisy as the first is from step to step differ by this much in one
 step of 370; three such steps in a row are no accident."""
 TIMES = 3
+WHY = {
+    "given": "given: by --tolerance",
+    "noise": f"noise: {NOISE:g} standard deviations of the first source's own changes from step to step",
+    "rounding": f"rounding: {EQUAL:g} of the largest value, where the first source hardly changes",
+    "few": "few: fewer than 6 steps in common show no noise, and nothing is judged; --tolerance sets one",
+}
+"""Where a tolerance comes from."""
 _CHANGES = 5  # changes from step to step that a deviation can be estimated from
 
 
@@ -326,8 +333,9 @@ _CHANGES = 5  # changes from step to step that a deviation can be estimated from
 class Aligned:
     """One key at the steps both have it. A value that was not finite is NaN, and its delta infinite.
 
-    `tolerance` is None where none could be told, and `why` says where it comes from. `unequal` is the first step whose
-    values differ at all (EQUAL), `diverged` the first of `times` steps in a row that differ by more than `tolerance`.
+    `tolerance` is None where none could be told, and `why`, a word of WHY, is where it comes from. `unequal` is the
+    first step whose values differ at all (EQUAL), `diverged` the first of `times` steps in a row that differ by more than
+    `tolerance`.
     """
 
     key: str
@@ -379,7 +387,7 @@ class Aligned:
             "first_unequal": self.unequal,
             "first_divergence": self.diverged,
             "tolerance": self.tolerance,
-            "tolerance_source": self.why,
+            "tolerance_source": WHY[self.why],
             "in_a_row": self.times,
             "largest": {"step": step, "delta": _plain(delta)},
             "rows": [
@@ -425,12 +433,12 @@ def _tolerance(values: np.ndarray) -> tuple[float | None, str]:
     finite = values[np.isfinite(values)]
     changes = np.diff(finite)
     if len(changes) < _CHANGES:
-        return None, f"not judged: fewer than {_CHANGES + 1} steps in common show no noise; give --tolerance"
+        return None, "few"
     deviation = 1.4826 * float(np.median(np.abs(changes - np.median(changes))))  # less the median: a trend is no noise
     floor = EQUAL * float(np.abs(finite).max())
     if NOISE * deviation <= floor:
-        return floor, f"rounding, {EQUAL:g} of the largest value: the first source hardly changes"
-    return NOISE * deviation, f"{NOISE:g} standard deviations of the first source's own changes from step to step"
+        return floor, "rounding"
+    return NOISE * deviation, "noise"
 
 
 def _in_a_row(steps: np.ndarray, wrong: np.ndarray, times: int) -> int | None:
@@ -544,7 +552,7 @@ class Comparison:
             blocks.append(f"what differs, {self.letters[0]}  →  {name}\n{said}")
         if self.alignment:
             head, body = self.aligned()
-            blocks.append("step by step\n" + columns([head, *body]))
+            blocks.append(f"step by step\n{columns([head, *body])}\n{self.parting()}")
             for one in self.alignment_shown():
                 rows = [["step", *self.letters, "delta", "relative"], *map(row_text, one.rows(8))]
                 blocks.append(f"{one.key}\n" + columns(rows))
@@ -565,10 +573,17 @@ class Comparison:
                     "none" if one.unequal is None else f"step {one.unequal}",
                     "not judged" if one.tolerance is None else parted,
                     f"{_shown(delta)} at step {step}",
-                    f"{allowed} for {one.times} steps ({one.why})",
+                    f"{allowed}, {one.why}",
                 ]
             )
         return head, body
+
+    def parting(self) -> str:
+        """What counts as a divergence, and where the tolerances come from."""
+        reasons = dict.fromkeys(WHY[one.why] for one in self.alignment)
+        times = max(one.times for one in self.alignment)
+        row = f"{times} steps in a row that differ" if times > 1 else "a step that differs"
+        return f"A divergence is {row} by more than the tolerance. Tolerances: {'; '.join(reasons)}."
 
     def alignment_shown(self) -> list[Aligned]:
         """What is worth its rows: the reward, and the first of the log-probabilities."""
@@ -666,7 +681,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 def row_text(row: Sequence[float]) -> list[str]:
     """A row of an alignment as text."""
     step, a, b, delta, relative = row
-    share = "–" if not math.isfinite(relative) else f"{relative:+.1%}"
+    share = "–" if not math.isfinite(relative) else f"{relative:+.1%}".replace("-", "−")
     return [str(step), *(_shown(v, 5) for v in (a, b)), _shown(delta), share]
 
 
@@ -679,8 +694,10 @@ def _difference(row: Row, i: int) -> str:
         return "–"
     delta, share = found
     words = ("+" if delta > 0 else "") + number(delta)
-    if math.isfinite(share) and abs(share) < 10:
-        words += f" ({share:+.0%})"
+    # A share says nothing of numbers that go through zero.
+    same_sign = all(v is not None and v.last > 0 for v in (row.values[0], row.values[i]))
+    if same_sign and 0.005 <= abs(share) < 10:
+        words += f" ({share:+.0%})".replace("-", "−")
     return words + {True: " apart", False: " overlap", None: ""}[row.apart(i)]
 
 

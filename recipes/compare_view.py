@@ -141,7 +141,7 @@ def _panel(sheet: curves._Page, found: Comparison, panel: Panel, cell: Any, scal
     else:
         curves._linear(sheet, ax, *curves._extent(values, from_zero=panel.from_zero))
     problem = panel.log and key == "training/rollout_probs_diff_mean"
-    labels = [(curves.DIFF_PROBLEM, f"{curves.DIFF_PROBLEM:g} ▲ problem", sheet.theme.alarm)] if problem else []
+    labels = [(curves.DIFF_PROBLEM, "▲ problem", sheet.theme.alarm)] if problem else []
     for i, line in enumerate(lines):
         if line is None or not len(line.x):
             continue
@@ -253,7 +253,7 @@ def tables(found: Comparison) -> str:
         parts.append(recipe_table(changed, found.letters[0], letter))
     if found.alignment:
         head, body = found.aligned()
-        parts += [page.paragraph("Step by step:"), page.table(head, body)]
+        parts += [page.paragraph("Step by step:"), page.table(head, body), page.paragraph(found.parting())]
         for one in found.alignment_shown():
             rows = map(compare.row_text, one.rows(40))
             shown = page.table(("step", *found.letters, "delta", "relative"), rows)
@@ -275,7 +275,7 @@ def recipe_table(parts: Sequence[differences.Part], a: str, b: str) -> str:
     if equal:
         shown.append(page.paragraph(f"Equal: {', '.join(equal)}."))
     absent = [part.name for part in parts if part.absent]
-    return "".join(shown) + (page.paragraph(f"Not recorded by both: {', '.join(absent)}.") if absent else "")
+    return "".join(shown) + (page.paragraph(f"Not recorded by one of them: {', '.join(absent)}.") if absent else "")
 
 
 @dataclass(frozen=True)

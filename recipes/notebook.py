@@ -17,7 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes import bars, curves, diagnosis, exports, live, masking, memory, metrics, page, params, preflight, verdict
+from recipes import (
+    bars,
+    curves,
+    diagnosis,
+    exports,
+    lights,
+    live,
+    masking,
+    memory,
+    metrics,
+    page,
+    params,
+    preflight,
+    verdict,
+)
 from recipes import baseline as baselines
 from recipes.command import Command, build, external_modules, training_python
 from recipes.errors import RecipeError, nearest
@@ -221,18 +235,23 @@ def watch(run: Run | str | Path) -> None:
 
     run = open_run(run) if not isinstance(run, Run) else run
     handle, drawn, cost, images = None, 0.0, 0.0, None
+    told, health = _told(run), None
     try:
         for moment in live.follow(run):
             if moment.ended or time.monotonic() - drawn > max(2.0, cost / DRAWING_SHARE):
                 began = time.monotonic()
-                images, drawn = _draw(moment), began
+                images, health, drawn = _draw(moment), lights.lights(moment.metrics, told), began
                 cost = time.monotonic() - began
-            bundle = {"text/html": _moment_html(moment, images), "text/plain": _moment_text(moment)}
+            bundle = {"text/html": _moment_html(moment, images, health), "text/plain": _moment_text(moment, health)}
             handle = display(bundle, raw=True, display_id=True) if handle is None else _update(handle, bundle)
     except KeyboardInterrupt:
         state = runs.stop(run)
         moment = live.look(run)
-        bundle = {"text/html": _moment_html(moment, _draw(moment)), "text/plain": _moment_text(moment)}
+        health = lights.lights(moment.metrics, told)
+        bundle = {
+            "text/html": _moment_html(moment, _draw(moment), health),
+            "text/plain": _moment_text(moment, health),
+        }
         display(bundle, raw=True) if handle is None else _update(handle, bundle)
         record(run)
         raise RunEnded(f"Interrupted: the run was {state['state']} and all its processes have ended.") from None
@@ -282,9 +301,7 @@ def verdict_of(
     """Judge a run as `judge` does, and write nothing. Exports are compared once it has ended."""
     moment = live.look(run)
     exported = exports.of_run(run) if moment.ended else None
-    told, why = verdict.Told(), ""
-    if (run.path / "verl.yaml").is_file():
-        told = verdict.told(run.path / "verl.yaml")
+    told, why = _told(run), ""
     if baseline is None:
         baseline, why = baselines.of_run(run.path, moment.state)
     found = verdict.judge(
@@ -496,11 +513,25 @@ def status(moment: live.Moment) -> str:
     return words
 
 
-def _moment_html(moment: live.Moment, images: tuple[bytes, bytes, str] | None) -> str:
+def _told(run: Run) -> verdict.Told:
+    """What a run's own configuration says of the metrics that must be there; nothing, where it has none yet."""
+    return verdict.told(run.path / "verl.yaml") if (run.path / "verl.yaml").is_file() else verdict.Told()
+
+
+def pace(moment: live.Moment) -> str:
+    """Return one line on speed and memory, empty before the first step."""
+    return " · ".join(f"{name} {words}" for name, words in live.pace(moment.metrics))
+
+
+def _moment_html(
+    moment: live.Moment, images: tuple[bytes, bytes, str] | None, health: list[lights.Light] | None = None
+) -> str:
     share = moment.step / moment.steps if moment.steps else 0.0
     return page.block(
         page.paragraph(status(moment)),
         page.progress(share),
+        lights.row(health) if health else "",
+        page.paragraph(pace(moment)) if moment.step else "",
         page.picture(*images) if images else "",
         page.folded("log", page.verbatim("\n".join(moment.tail)))
         if moment.ended
@@ -508,8 +539,9 @@ def _moment_html(moment: live.Moment, images: tuple[bytes, bytes, str] | None) -
     )
 
 
-def _moment_text(moment: live.Moment) -> str:
-    return "\n".join([status(moment), *moment.tail[-3:]])
+def _moment_text(moment: live.Moment, health: list[lights.Light] | None = None) -> str:
+    bad = [str(light) for light in health or () if light.outcome in ("fail", "warn")]
+    return "\n".join([status(moment), *filter(None, [pace(moment), "; ".join(bad)]), *moment.tail[-3:]])
 
 
 def _update(handle: Any, bundle: dict[str, str]) -> Any:

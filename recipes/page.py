@@ -17,6 +17,8 @@ _STYLE = (
     ".rw pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:6px 0;opacity:.85;max-height:16em;overflow:auto}"
     ".rw .bar{height:6px;border-radius:3px;background:rgba(128,128,128,.25);margin:6px 0;max-width:960px}"
     ".rw .bar i{display:block;height:6px;border-radius:3px;background:#0072b2}"
+    ".rw .dots span{margin-right:16px;white-space:nowrap}.rw .dots b{margin-right:5px}.rw .dots .fail b{color:#d1242f}"
+    ".rw .dots .warn b{color:#c77a00}.rw .dots .pass b,.rw .dots .info b{color:#2c974b}.rw .dots .wait b{color:#848d97}"
     ".rw img{max-width:100%}.rw .dark{display:none}"
     "body[data-jp-theme-light=false] .rw .dark{display:inline}"
     "body[data-jp-theme-light=false] .rw .light{display:none}</style>"
@@ -51,6 +53,15 @@ def folded(title: str, inner: str) -> str:
 def progress(done: float) -> str:
     """Return a bar; `done` is a share from 0 to 1."""
     return f'<div class="bar"><i style="width:{100 * min(1.0, max(0.0, done)):.1f}%"></i></div>'
+
+
+def dots(lights: Iterable[tuple[str, str, str]]) -> str:
+    """Return coloured dots in a row, each (fail, warn, pass, info or wait; its words; what shows on hovering)."""
+    shown = (
+        f'<span class="{escape(kind)}" title="{escape(more, quote=True)}"><b>●</b>{escape(words)}</span>'
+        for kind, words, more in lights
+    )
+    return f'<p class="dots">{" ".join(shown)}</p>'
 
 
 def picture(light: bytes, dark: bytes, words: str) -> str:

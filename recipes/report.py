@@ -39,7 +39,8 @@ font:14px/1.5 system-ui,"Segoe UI","Noto Sans","Noto Sans CJK SC",sans-serif}
 h1{font-size:22px;margin:0 0 4px}h2{font-size:16px;margin:30px 0 6px}p{margin:6px 0}
 .about{color:var(--muted)}.scroll{overflow-x:auto}
 table{border-collapse:collapse;margin:6px 0}th,td{text-align:left;vertical-align:top;padding:3px 16px 3px 0;
-border-bottom:1px solid var(--rule);overflow-wrap:anywhere;min-width:3em}th{font-weight:600;color:var(--muted)}
+border-bottom:1px solid var(--rule);overflow-wrap:anywhere;min-width:3em}
+th{font-weight:600;color:var(--muted);white-space:nowrap}
 pre{font:12px/1.45 ui-monospace,"DejaVu Sans Mono",monospace;background:var(--soft);padding:10px;margin:6px 0;
 white-space:pre-wrap;overflow-wrap:anywhere;border-radius:4px}
 summary{cursor:pointer;overflow-wrap:anywhere}details{margin:6px 0}
