@@ -302,7 +302,7 @@ class Recipe:
     ray_nodes: list[str] = item([], "addresses or names of its nodes, if known: those missing are then named")
     ray_wait_minutes: float = item(
         30.0,
-        "how long to wait for its nodes, and for a dashboard that does not answer; devices in use are waited for longer",
+        "how long to wait for its nodes, and for a dashboard that does not answer; devices in use have no limit",
         minimum=0,
     )
     supervision: Supervision = field(default_factory=Supervision)
