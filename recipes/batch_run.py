@@ -303,7 +303,7 @@ class Loop:
         return [self.outcomes[item.name] for item in self.batch.items]
 
     def _start(self, item: Item, found: Found) -> None:
-        if why := self._held_back(item):
+        if found.what != "running" and (why := self._held_back(item)):
             self.outcomes[item.name] = Outcome(item, "not run", why, _there(found))
             self.event(f"{item.name}: not run, {why}")
             return

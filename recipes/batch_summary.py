@@ -139,16 +139,19 @@ def html(batch: Batch, outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any
 _STYLE = (
     "body{font:14px system-ui,sans-serif;margin:24px;color:#222;background:#fff}h1{font-size:20px;font-weight:600}"
     "table{border-collapse:collapse}td,th{text-align:left;padding:3px 14px 3px 0;vertical-align:top;"
-    "border-bottom:1px solid #ddd}th{font-weight:600;color:#666}td.number{text-align:right;"
-    "font-variant-numeric:tabular-nums}.passed{color:#00664b}.failed{color:#b03a00;font-weight:600}"
+    "border-bottom:1px solid #ddd}th{font-weight:600;color:#666}td:first-child{white-space:nowrap}"
+    ".number{text-align:right;font-variant-numeric:tabular-nums}.passed{color:#00664b}.failed{color:#b03a00;font-weight:600}"
     ".curves{display:flex;flex-wrap:wrap;gap:20px;margin-top:24px}figure{margin:0}figcaption{padding:0 0 4px}"
     f"figure img{{width:{WIDTH}px;max-width:100%;border:1px solid #ddd}}.scroll{{overflow-x:auto}}"
 )
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], results: Sequence[str]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     numbers = {header.index(n) for n in header if n not in ("run", "recipe", "result", "state", "verdict", "cause")}
+    head = "".join(
+        f'<th class="{"number" if n in numbers else ""}">{escape("time" if name == "seconds" else name)}</th>'
+        for n, name in enumerate(header)
+    )
     body = ""
     for cells, result in zip(rows, results, strict=True):
         kinds = ["number" if n in numbers else result if header[n] == "result" else "" for n in range(len(cells))]
