@@ -90,6 +90,9 @@ _GLM = (
 )
 
 
+NAMES = ("qwen3", "qwen3_moe", "glm5_2")
+
+
 def _config(name: str):
     from transformers import GlmMoeDsaConfig, Qwen3Config, Qwen3MoeConfig
 
@@ -100,7 +103,7 @@ def _config(name: str):
             return Qwen3MoeConfig(**_QWEN3, **_EXPERTS, num_experts=4)
         case "glm5_2":
             return GlmMoeDsaConfig(**_GLM)
-    raise ValueError(f"There is no tiny model {name!r}; there are qwen3, qwen3_moe and glm5_2.")
+    raise AssertionError(name)
 
 
 def tiny_model(name: str, out: str | Path, seed: int = 0, shards: int = 1, mtp: bool = True) -> Path:
@@ -110,16 +113,19 @@ def tiny_model(name: str, out: str | Path, seed: int = 0, shards: int = 1, mtp: 
     `num_hidden_layers` of the checkpoint and at its end, where the published checkpoints have it; transformers does not
     load it. Raises ValueError for an unknown name or number of shards, FileExistsError when `out` holds anything else.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
-
     if shards not in (1, 2):
         raise ValueError(f"A tiny model is written in 1 or 2 shards, not {shards}.")
-    config = _config(name)
+    if name not in NAMES:
+        raise ValueError(f"There is no tiny model {name!r}; there are {', '.join(NAMES)}.")
     recipe = {"model": name, "seed": seed, "shards": shards, "mtp": mtp and name == "glm5_2"}
     with _written_whole(Path(out), recipe) as folder:
         if folder is None:
             return Path(out)
+        # Every launch looks whether the model is there: torch and transformers would cost it ten seconds.
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        config = _config(name)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -133,12 +139,12 @@ def tiny_model(name: str, out: str | Path, seed: int = 0, shards: int = 1, mtp: 
 
 def tiny_data(out: str | Path, train: int = 256, val: int = 10) -> Path:
     """Write train.parquet and val.parquet into directory `out` and return it: `say 7` wants a 7."""
-    import pandas
-
     recipe = {"data": "say", "train": train, "val": val}
     with _written_whole(Path(out), recipe) as folder:
         if folder is None:
             return Path(out)
+        import pandas
+
         for split, rows in (("train", train), ("val", val)):
             table = [
                 {
@@ -251,7 +257,7 @@ def _is_built(out: Path, recipe: dict) -> bool:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m recipes.cpu.tiny_models", description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["qwen3", "qwen3_moe", "glm5_2", "data"])
+    parser.add_argument("what", choices=[*NAMES, "data"])
     parser.add_argument("out", type=Path, help="directory to build; kept when it is complete already")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights (default 0)")
     parser.add_argument("--shards", type=int, default=1, choices=[1, 2], help="number of weight files (default 1)")
