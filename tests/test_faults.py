@@ -272,7 +272,7 @@ def test_the_kernel_kills_for_memory(begin, seen):
 
 def test_the_supervisor_is_killed(begin, seen, tmp_path):
     shared = Path("/dev/shm") / f"recipes-test-{os.getpid()}"
-    started = begin("train shm child", TRAINER_SHM=str(shared), step=0.3)
+    started = begin("train shm child sleep", TRAINER_SHM=str(shared), step=0.3)
     started.until_step(STEPS)
     limit = time.monotonic() + 120
     while str(shared) not in processes.recorded(started.run.path)[1]:  # written down with a heartbeat
