@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from recipes import params, schema, verdict
 from recipes.command import build
 from recipes.errors import RecipeError
 from recipes.run import launch, processes
-from recipes.run.directory import update_state
+from recipes.run.directory import read_state, update_state
 from recipes.verdict import early
 
 CHILDREN = Path(__file__).parent / "children"
@@ -28,10 +29,11 @@ def start(tmp_path):
     """Starts the stand-in trainer with `stop_on` and numbers that each step logs; ends what is left."""
     runs = []
 
-    def begin(stop_on: str, numbers: dict):
+    def begin(stop_on: str, numbers: dict, step: float):
         composed = params.compose("quickstart/grpo", [f"supervision.stop_on={stop_on}"], run_dir=str(tmp_path / "run"))
         command = build(composed)
         told = {"PYTHONPATH": str(CHILDREN), "TRAINER": "train", "TRAINER_DATA": json.dumps(numbers)}
+        told["TRAINER_STEP_SECONDS"] = str(step)
         command = dataclasses.replace(command, entry="trainer", environment={**command.environment, **told})
         runs.append(launch.start(composed, command))
         return runs[-1]
@@ -43,7 +45,7 @@ def start(tmp_path):
 
 
 def test_a_rule_that_fails_ends_the_run_and_is_its_cause(start):
-    run = start("NO SIGNAL", FLAT | {"critic/rewards/min": 0.0, "critic/rewards/max": 0.0})
+    run = start("NO SIGNAL", FLAT | {"critic/rewards/min": 0.0, "critic/rewards/max": 0.0}, step=0.5)
     state = launch.wait(run, timeout=40)
     assert state["state"] == "failed"
     assert state["cause"].startswith("stopped early: NO SIGNAL: all advantages are 0 for 2 steps")
@@ -54,7 +56,7 @@ def test_a_rule_that_fails_ends_the_run_and_is_its_cause(start):
 
 
 def test_a_rule_that_was_not_asked_for_ends_nothing(start):
-    run = start("NAN,MISMATCH", FLAT)
+    run = start("NAN,MISMATCH", FLAT, step=0.05)
     state = launch.wait(run, timeout=60)
     assert (state["state"], state["cause"]) == ("finished", "")
     assert len(run.metrics().read_text().splitlines()) == 30
@@ -68,11 +70,19 @@ def test_a_watch_that_breaks_is_put_on_record_and_costs_no_training(start, monke
         return written(run, *rest)
 
     monkeypatch.setattr(launch, "write_down", no_such_rule)
-    state = launch.wait(start("NAN", FLAT), timeout=60)
-    assert state["state"] == "finished"
-    assert [alarm["sentence"] for alarm in state["alarms"]] == [
+    run = start("NAN", FLAT, step=0.5)
+    limit = time.monotonic() + 60
+    while not (alarms := read_state(run).get("alarms")):
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+    assert [alarm["sentence"] for alarm in alarms] == [
         "the watch of supervision.stop_on ended by itself (2): no rule ends the run any more"
     ]
+    steps = len(run.metrics().read_text().splitlines())
+    while len(run.metrics().read_text().splitlines()) < steps + 2:
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+    assert read_state(run)["state"] == "running"
 
 
 def test_the_recipe_names_the_rules_that_may_stop_a_run():
