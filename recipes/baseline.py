@@ -341,6 +341,21 @@ def of_run(folder: Path, state: Mapping[str, Any]) -> tuple[Baseline | None, str
     return found, why
 
 
+def foreign(baseline: Baseline, folder: Path, state: Mapping[str, Any]) -> str:
+    """How the key of a run differs from that of a baseline it was told to be compared with, empty where it does not."""
+    try:
+        told = key_of(folder)
+    except RecipeError as fault:
+        return str(fault)
+    own = {"recipe": state["recipe"], **{name: told[name] for name in ("stack", "hardware", "devices")}}
+    other = {name: value for name, value in own.items() if value != getattr(baseline, name)}
+    if not other:
+        return ""
+    return "the baseline is of another " + ", ".join(
+        f"{name} ({getattr(baseline, name)}, this run: {value})" for name, value in other.items()
+    )
+
+
 def read(path: str | Path) -> Baseline:
     """Read a baseline. Raises RecipeError, with the key, for a file that is none."""
     import yaml

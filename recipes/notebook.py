@@ -12,13 +12,14 @@ import os
 import shlex
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recipes import (
     bars,
+    compare_view,
     curves,
     diagnosis,
     exports,
@@ -30,9 +31,12 @@ from recipes import (
     page,
     params,
     preflight,
+    report,
     verdict,
 )
 from recipes import baseline as baselines
+from recipes import compare as comparing
+from recipes import rollouts as dumps
 from recipes.command import Command, build, external_modules, training_python
 from recipes.errors import RecipeError, nearest
 from recipes.finding import Finding
@@ -302,7 +306,9 @@ def verdict_of(
     moment = live.look(run)
     exported = exports.of_run(run) if moment.ended else None
     told, why = _told(run), ""
-    if baseline is None:
+    if baseline is not None:
+        why = baselines.foreign(baseline, run.path, moment.state)
+    else:
         baseline, why = baselines.of_run(run.path, moment.state)
     found = verdict.judge(
         moment.metrics,
@@ -373,11 +379,38 @@ class Diagnosed:
 
 
 def record(run: Run | str | Path) -> Recorded:
-    """Write the curves of a run as PNG, SVG and CSV and say what its directory holds."""
+    """Write the curves of a run as PNG, SVG and CSV, and its report, and say what its directory holds."""
     run = open_run(run) if not isinstance(run, Run) else run
     moment = live.look(run)
     curves.save(moment.metrics, run.curves, title=moment.state["recipe"], total_steps=moment.steps)
+    report.write([run.path], run.path / report.FILE, light=True)
     return Recorded(run)
+
+
+def compare(
+    sources: Sequence[str | Path], *, by: str = "step", tolerance: float | None = None
+) -> compare_view.Compared:
+    """Lay runs and logs over each other: curves, numbers, recipes, and of two where they part, step by step.
+
+    A source is a path, or LABEL=PATH; see recipes.compare. Raises RecipeError for fewer than two, one that cannot be
+    read, or an axis (step, tokens or time) it has no numbers for.
+    """
+    return compare_view.Compared(comparing.compare(sources, by=by, tolerance=tolerance))
+
+
+def rollouts(
+    run: Run | str | Path, step: int | None = None, *, worst: int = 2, best: int = 2, flagged: int = 2
+) -> dumps.Shown:
+    """Show what the model wrote: a line a step, and the worst, best and flagged responses of `step`, or of the last.
+
+    Raises RecipeError for a run that keeps no rollouts (trainer.rollout_dump).
+    """
+    return dumps.show(run.path if isinstance(run, Run) else run, step=step, worst=worst, best=best, flagged=flagged)
+
+
+def export_report(sources: Sequence[str | Path], output: str | Path, *, by: str = "step") -> Path:
+    """Write one HTML file on a run or log, or on the comparison of several; it needs no network. Returns its path."""
+    return report.write(sources, output, by=by)
 
 
 @dataclass(frozen=True)
@@ -403,6 +436,7 @@ _FILES = {
     "attempts/1/tensorboard": "the same for TensorBoard",
     "curves/curves.png": "the curves (curves-dark.png, curves.svg, curves.csv beside it)",
     "verdict.json": "the verdict",
+    "report.html": "all of it on one page, to send to somebody",
     "rehearsal.json": "what a rehearsal did with each setting of the recipe it rehearsed",
     "exports.json": "what was exported, compared with the model tensor by tensor",
     "provenance.json": "environment, packages, commits, hardware, model and data it ran with",
@@ -490,12 +524,9 @@ def _plan_text(plan: Plan) -> str:
 
 
 def _draw(moment: live.Moment) -> tuple[bytes, bytes, str]:
-    """Draw the curves once in each theme; returns PNG light, PNG dark, and the picture in words."""
-    drawn = [
-        curves.png(curves.figure(moment.metrics, theme=theme, title=moment.state["recipe"], total_steps=moment.steps))
-        for theme in ("light", "dark")
-    ]
-    return drawn[0], drawn[1], curves.describe(moment.metrics)
+    """Draw the curves in each theme; returns PNG light, PNG dark, and the picture in words."""
+    images = curves.pair(moment.metrics, title=moment.state["recipe"], total_steps=moment.steps)
+    return *images, curves.describe(moment.metrics)
 
 
 def status(moment: live.Moment) -> str:

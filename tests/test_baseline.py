@@ -23,6 +23,7 @@ NAME = "quickstart/grpo"
 TODAY = datetime.date(2026, 11, 30)
 DIFF = "training/rollout_probs_diff_mean"
 STEP = "timing_s/step"
+HOME = params.home()
 
 
 def rows(seed: int, steps: int = 30) -> dict[int, dict]:
@@ -319,6 +320,14 @@ def test_from_runs_to_a_baseline_to_a_verdict(tmp_path, home):
     assert "this run changes optimizer.lr" in said.sentence
     explicit = notebook.judge(other.path, baseline=path).verdict
     assert [j.outcome for j in explicit.judgements if j.rule == "BASELINE"].count("pass") > 3
+
+    assert not [j for j in explicit.judgements if j.outcome == "warn" and j.rule == "BASELINE"]
+
+    published = HOME / "params/baselines/qwen3-gspo_30b_a3b_vllm_a3/ascend-9.1.0-atlas_a3.yaml"
+    foreign = notebook.judge(other.path, baseline=published).verdict
+    [warned] = [j for j in foreign.judgements if j.outcome == "warn" and j.rule == "BASELINE"]
+    assert warned.sentence.startswith("the baseline is of another recipe (qwen3/gspo_30b_a3b_vllm_a3, this run: quick")
+    assert "hardware (atlas_a3, this run: cpu), devices (16, this run: 1)" in warned.sentence
 
     bare = call("judge", other.path / "attempts/1/metrics.jsonl", "--baseline", path, "--json")
     assert bare.exit_code == 0, bare.output

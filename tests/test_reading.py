@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes import schema, verdict
+from recipes import curves, schema, verdict
 from recipes.cli import main
 from recipes.verdict import reading
 
@@ -64,3 +64,9 @@ def test_what_the_page_tells_to_do_exists():
             for part in key.split("."):
                 field = kind.__dataclass_fields__[part]
                 kind = getattr(schema, str(field.type), str)
+
+
+def test_the_picture_and_the_verdict_draw_the_same_lines():
+    limits = verdict.Thresholds()
+    lines = (limits.probability_difference_warn, limits.probability_difference_fail)
+    assert lines == (curves.DIFF_NORMAL, curves.DIFF_PROBLEM)

@@ -125,6 +125,11 @@ def told(path: str | Path) -> Told:
     impossible = {}
     if value("algorithm.rollout_correction.bypass_mode"):
         impossible = {"training/rollout_probs_diff_mean": why, "actor/entropy": why}
+        if value("async_training"):
+            # apply_bypass_mode (verl 0.9.1) writes the loss that would do it into the trainer's configuration, after
+            # the ranks have been given theirs.
+            never = f"{why}, and this entry then applies neither importance weights nor rejection"
+            impossible["rollout_corr/rollout_is_mean"] = never
     strict = value("actor_rollout_ref.actor.checkpoint.strict")
     return Told(
         deterministic=bool(value("actor_rollout_ref.rollout.full_determinism")),

@@ -572,7 +572,9 @@ def _baseline(s: Subject) -> Iterator[tuple]:
     if s.baseline is None:
         yield "info", s.unmatched or "there is no baseline to compare with"
         return
-    yield "info", f"{s.baseline.described()}"
+    yield "info", s.baseline.described()
+    if s.unmatched and s.state is not None:
+        yield "warn", s.unmatched
     for one in s.baseline.compare(s.curves):
         if not one.performance:
             yield one.outcome, one.sentence, one.step, s.baseline.label
