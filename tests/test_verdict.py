@@ -354,6 +354,15 @@ def test_bypass_mode_has_nothing_to_compare_and_says_so(tmp_path):
     assert outcomes(found, "NAN") == ["warn", "warn"]
 
 
+@pytest.mark.parametrize(("entry", "outcome"), [("async_training: {staleness_threshold: 0.3}\n", "warn"), ("", "fail")])
+def test_a_correction_that_the_asynchronous_entry_never_makes_is_said(tmp_path, entry, outcome):
+    asked = entry + "algorithm: {rollout_correction: {bypass_mode: true, rollout_is: token}}"
+    found = judge_told(tmp_path, series(), told(tmp_path, asked))
+    [own] = [j for j in found.judgements if "rollout_corr/rollout_is_mean" in j.sentence]
+    assert (own.rule, own.outcome) == ("NAN", outcome)
+    assert ("neither importance weights nor rejection" in own.sentence) is bool(entry)
+
+
 @pytest.mark.parametrize(("strict", "passed"), [("false", True), ("true", False)])
 def test_an_export_is_judged_with_the_strictness_it_was_made_with(tmp_path, strict, passed):
     found = [] if passed else [Finding("missing", "error", {}, "half of the tensors are missing")]

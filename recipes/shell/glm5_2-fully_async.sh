@@ -7,6 +7,7 @@
 # Note: The published script must be started from a checkout of verl, whose files its configuration looks for in the current folder; here verl is taken as installed.
 # Note: It describes a reference policy with another context parallelism than the actor's; without KL loss there is none, so nothing of it is set here.
 # Note: It validates on its training file, resumes from a directory in which it never saves, and names no external module.
+# Note: Its rollout correction is without effect in verl 0.9.1, seen in a rehearsal: with bypass_mode, this entry's default, the trainer picks the loss that makes it after its ranks were given theirs. They train with policy_loss and clipping alone. verl.algorithm.rollout_correction.bypass_mode=false corrects, for one more forward pass.
 # Note: Never run on NPUs by this workbook.
 # Several nodes: export the environment below on each, then start Ray, on the head node
 #   ray start --head --resources='{"NPU": 16}'
