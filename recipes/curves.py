@@ -388,6 +388,53 @@ def _png(fig: Figure, *, dpi: int, compress_level: int, metadata: dict[str, str 
     return file.getvalue()
 
 
+def pair(
+    table: pd.DataFrame | Metrics, *, title: str | None = None, total_steps: int | None = None, dpi: int = 100
+) -> tuple[bytes, bytes]:
+    """The page as PNG, light and dark: built once and coloured anew, since building is most of the work."""
+    fig = figure(table, title=title, total_steps=total_steps)
+    light = png(fig, dpi=dpi)
+    recolor(fig, THEMES["light"], THEMES["dark"])
+    return light, png(fig, dpi=dpi)
+
+
+def recolor(fig: Figure, old: Theme, new: Theme) -> None:
+    """Give everything on a page the colour that stands in `new` where its own stands in `old`; alpha stays."""
+    import matplotlib
+    from matplotlib.collections import Collection
+    from matplotlib.colors import to_rgba, to_rgba_array
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    def listed(theme: Theme) -> list[str]:
+        names = ("surface", "text", "muted", "rule", "first", "second", "alarm")
+        return [*(getattr(theme, name) for name in names), *theme.stages]
+
+    colors = {to_rgba(a)[:3]: to_rgba(b)[:3] for a, b in zip(listed(old), listed(new), strict=True)}
+
+    def turned(color: Any) -> Any:
+        rgba = to_rgba(color)
+        return (*colors.get(rgba[:3], rgba[:3]), rgba[3])
+
+    def turned_all(found: Any) -> Any:
+        return [turned(color) for color in to_rgba_array(found)]
+
+    with matplotlib.rc_context(_rc(new)):
+        for artist in fig.findobj(include_self=True):
+            if isinstance(artist, Line2D):
+                artist.set_color(turned(artist.get_color()))
+                artist.set_markerfacecolor(turned(artist.get_markerfacecolor()))
+                artist.set_markeredgecolor(turned(artist.get_markeredgecolor()))
+            elif isinstance(artist, Patch):
+                edge = artist.get_edgecolor()
+                artist.set_facecolor(turned(artist.get_facecolor()))
+                artist.set_edgecolor(turned(edge))
+            elif isinstance(artist, Collection):
+                face, edge = artist.get_facecolor(), artist.get_edgecolor()
+                artist.set_facecolor(turned_all(face))
+                artist.set_edgecolor(turned_all(edge))
+
+
 def save(
     table: pd.DataFrame | Metrics,
     directory: str | os.PathLike[str],

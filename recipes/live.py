@@ -125,7 +125,7 @@ def pace(metrics: Metrics) -> list[tuple[str, str]]:
     last = {key: float(values.iloc[-RECENT:].median()) for key, values in columns.items() if len(values)}
     said = []
     if "timing_s/step" in last:
-        said.append(("a step", f"{last['timing_s/step']:.3g} s"))
+        said.append(("seconds/step", f"{last['timing_s/step']:.3g}"))
     if "perf/throughput" in last:
         said.append(("tokens/s/device", f"{last['perf/throughput']:,.0f}"))
     if "perf/total_num_tokens" in last:
