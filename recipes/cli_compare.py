@@ -54,7 +54,7 @@ def compare_command(
     if html is not None:
         with writing("--html", html):
             written.append(replace_file(html, report.of_comparison(found).encode()))
-    click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.text())
+    click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else compare_view.text(found))
     for path in written:
         click.echo(f"wrote {path}", err=as_json)
 

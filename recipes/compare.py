@@ -334,8 +334,8 @@ class Aligned:
     """One key at the steps both have it. A value that was not finite is NaN, and its delta infinite.
 
     `tolerance` is None where none could be told, and `why`, a word of WHY, is where it comes from. `unequal` is the
-    first step whose values differ at all (EQUAL), `diverged` the first of `times` steps in a row that differ by more than
-    `tolerance`.
+    first step whose values differ at all (EQUAL), `diverged` the first of `times` steps in a row that differ by more
+    than `tolerance`.
     """
 
     key: str
@@ -542,21 +542,6 @@ class Comparison:
             f"Up to {where[self.by]}, where the first of them ends: mean of the last {LAST} steps (of validation the "
             "last value), in brackets of all."
         )
-
-    def text(self) -> str:
-        """As people read it in a terminal."""
-        blocks = ["\n".join(f"{letter}  {words}" for letter, words in self.legend())]
-        blocks.append(self.caption() + "\n" + columns([self.header(), *self.cells()]))
-        for name, parts in self.recipes:
-            said = differences.describe(parts, self.letters[0], name)
-            blocks.append(f"what differs, {self.letters[0]}  →  {name}\n{said}")
-        if self.alignment:
-            head, body = self.aligned()
-            blocks.append(f"step by step\n{columns([head, *body])}\n{self.parting()}")
-            for one in self.alignment_shown():
-                rows = [["step", *self.letters, "delta", "relative"], *map(row_text, one.rows(8))]
-                blocks.append(f"{one.key}\n" + columns(rows))
-        return "\n\n".join([*blocks, *self.notes])
 
     def aligned(self) -> tuple[list[str], list[list[str]]]:
         """(header, rows) of the alignment, a row a key."""

@@ -241,24 +241,84 @@ def save(found: Comparison, folder: Path, *, title: str | None = None) -> list[P
 # --- as HTML ---
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A part of a comparison, for a cell: HTML where there is a browser, and the same as text."""
+
+    html: str
+    text: str
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/html": page.block(self.html), "text/plain": self.text}
+
+
+def numbers(found: Comparison) -> Piece:
+    """The table of metrics with its legend."""
+    html = page.table(("", ""), found.legend()) + page.paragraph(found.caption())
+    legend = "\n".join(f"{letter}  {words}" for letter, words in found.legend())
+    text = f"{legend}\n\n{found.caption()}\n{compare.columns([found.header(), *found.cells()])}"
+    return Piece(html + page.table(found.header(), found.cells()), text)
+
+
+def recipes(found: Comparison) -> Piece:
+    """What differs between the first group's recipe, machine and outcome, and those of each other."""
+    first, html, text = found.letters[0], [], []
+    for letter, parts in found.recipes:
+        html += [page.paragraph(f"What differs between {first} and {letter}:"), recipe_table(parts, first, letter)]
+        text.append(f"what differs, {first}  →  {letter}\n{differences.describe(parts, first, letter)}")
+    if not text:
+        words = "Two recorded runs are needed to compare recipes; a log tells nothing of its own."
+        return Piece(page.paragraph(words), words)
+    return Piece("".join(html), "\n\n".join(text))
+
+
+def steps(found: Comparison) -> Piece:
+    """Where two sources part, key by key and step by step, and what may be expected of that."""
+    notes = "".join(map(page.paragraph, found.notes))
+    if not found.alignment:
+        words = "Two sources alone, with keys in common, are compared step by step."
+        return Piece(page.paragraph(words) + notes, "\n".join([words, *found.notes]))
+    head, body = found.aligned()
+    html = [page.table(head, body), page.paragraph(found.parting())]
+    text = [f"{compare.columns([head, *body])}\n{found.parting()}"]
+    for one in found.alignment_shown():
+        names = ["step", *found.letters, "delta", "relative"]
+        shown = page.table(names, map(compare.row_text, one.rows(40)))
+        html.append(page.folded(f"{one.key}, {len(one.steps)} steps", shown))
+        text.append(f"{one.key}\n{compare.columns([names, *map(compare.row_text, one.rows(8))])}")
+    return Piece("".join(html) + notes, "\n\n".join([*text, *found.notes]))
+
+
+def rollouts(found: Comparison, step: int | None = None) -> Piece:
+    """What the sources wrote at a step, or the last one of each: of every group the first that keeps rollouts."""
+    from recipes import rollouts as dumps
+    from recipes.errors import RecipeError
+
+    html, text = [], []
+    for letter, one in zip(found.letters, found.groups, strict=True):
+        for source in one.sources:
+            try:
+                shown = dumps.show(source.path, step=step, worst=2, best=1, flagged=2)
+            except RecipeError as fault:
+                words = f"{letter}, {source.name}: {fault}"
+                html.append(page.paragraph(words))
+                text.append(words)
+                continue
+            html += [page.paragraph(f"{letter}, {source.name}:"), shown.html()]
+            text.append(f"{letter}, {source.name}:\n{shown.text()}")
+            break
+    return Piece("".join(html), "\n\n".join(text))
+
+
+def text(found: Comparison) -> str:
+    """All of it as people read it in a terminal."""
+    parts = [numbers(found).text, recipes(found).text if found.recipes else "", steps(found).text]
+    return "\n\n".join(filter(None, parts))
+
+
 def tables(found: Comparison) -> str:
-    """Everything but the picture, as HTML: legend, metrics, recipes, alignment, notes."""
-    parts = [
-        page.table(("", ""), found.legend()),
-        page.paragraph(found.caption()),
-        page.table(found.header(), found.cells()),
-    ]
-    for letter, changed in found.recipes:
-        parts.append(page.paragraph(f"What differs between {found.letters[0]} and {letter}:"))
-        parts.append(recipe_table(changed, found.letters[0], letter))
-    if found.alignment:
-        head, body = found.aligned()
-        parts += [page.paragraph("Step by step:"), page.table(head, body), page.paragraph(found.parting())]
-        for one in found.alignment_shown():
-            rows = map(compare.row_text, one.rows(40))
-            shown = page.table(("step", *found.letters, "delta", "relative"), rows)
-            parts.append(page.folded(f"{one.key}, {len(one.steps)} steps", shown))
-    return "".join([*parts, *map(page.paragraph, found.notes)])
+    """Everything but the picture, as HTML: legend, metrics, recipes, step by step, notes."""
+    return "".join(part.html for part in (numbers(found), recipes(found), steps(found)))
 
 
 def recipe_table(parts: Sequence[differences.Part], a: str, b: str) -> str:
@@ -280,11 +340,23 @@ def recipe_table(parts: Sequence[differences.Part], a: str, b: str) -> str:
 
 @dataclass(frozen=True)
 class Compared:
-    """A comparison in a notebook."""
+    """A comparison in a notebook: the picture; its parts are cells of their own."""
 
     found: Comparison
 
+    def numbers(self) -> Piece:
+        return numbers(self.found)
+
+    def recipes(self) -> Piece:
+        return recipes(self.found)
+
+    def steps(self) -> Piece:
+        return steps(self.found)
+
+    def rollouts(self, step: int | None = None) -> Piece:
+        return rollouts(self.found, step)
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         images = [curves.png(figure(self.found, theme=theme)) for theme in ("light", "dark")]  # type: ignore[arg-type]
-        html = page.block(page.picture(*images, describe(self.found)), tables(self.found))
-        return {"text/html": html, "text/plain": self.found.text()}
+        words = describe(self.found)
+        return {"text/html": page.block(page.picture(*images, words)), "text/plain": words}

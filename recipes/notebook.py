@@ -37,6 +37,7 @@ from recipes import (
 from recipes import baseline as baselines
 from recipes import compare as comparing
 from recipes import rollouts as dumps
+from recipes.atomic import replace_file
 from recipes.command import Command, build, external_modules, training_python
 from recipes.errors import RecipeError, nearest
 from recipes.finding import Finding
@@ -51,6 +52,7 @@ from recipes.run.resume import Resumption
 # What a notebook's parameters cell may hold besides params.SHORT_NAMES.
 OWN_PARAMETERS = ("recipe", "target", "overrides", "run_dir", "waive", "on_disconnect", "deadline_minutes")
 PARAMETERS = (*OWN_PARAMETERS, *SHORT_NAMES)
+COMPARED = ("sources", "by", "tolerance", "step", "html")  # of 90_compare_runs.ipynb
 
 # Drawing may take this share of the time it is drawn in: the training needs the processor more than the picture does.
 DRAWING_SHARE = 0.03
@@ -387,15 +389,34 @@ def record(run: Run | str | Path) -> Recorded:
     return Recorded(run)
 
 
-def compare(
-    sources: Sequence[str | Path], *, by: str = "step", tolerance: float | None = None
-) -> compare_view.Compared:
-    """Lay runs and logs over each other: curves, numbers, recipes, and of two where they part, step by step.
+def compare(namespace: Mapping[str, Any]) -> compare_view.Compared:
+    """Lay the runs and logs over each other that the parameters in a notebook's `globals()` name.
 
-    A source is a path, or LABEL=PATH; see recipes.compare. Raises RecipeError for fewer than two, one that cannot be
-    read, or an axis (step, tokens or time) it has no numbers for.
+    A source is a path, or LABEL=PATH; None takes the two newest runs. Raises RecipeError for a parameter nobody knows,
+    fewer than two sources, one that cannot be read, or an axis (step, tokens, time) it has no numbers for.
     """
+    _refuse_unknown(namespace, COMPARED)
+    sources = namespace.get("sources")
+    if isinstance(sources, str):  # `papermill -p` can give no list
+        sources = shlex.split(sources)
+    if not sources:
+        sources = _newest(2)
+    by, tolerance = namespace.get("by") or "step", namespace.get("tolerance")
+    if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(tolerance, int | float)):
+        raise RecipeError(f"tolerance={tolerance!r} must be a number.")
     return compare_view.Compared(comparing.compare(sources, by=by, tolerance=tolerance))
+
+
+def _newest(count: int) -> list[Path]:
+    """The newest runs under runs/ that have made a step, the oldest of them first."""
+    root = params.home() / "runs"
+    files = sorted(root.glob("**/attempts/*/metrics.jsonl"), key=lambda file: file.stat().st_mtime)
+    runs = list(dict.fromkeys(file.parents[2] for file in reversed(files) if file.stat().st_size))[:count]
+    if len(runs) < count:
+        raise RecipeError(
+            f"sources=None takes the {count} newest runs of {root}, and there are {len(runs)}: name some."
+        )
+    return runs[::-1]
 
 
 def rollouts(
@@ -408,9 +429,9 @@ def rollouts(
     return dumps.show(run.path if isinstance(run, Run) else run, step=step, worst=worst, best=best, flagged=flagged)
 
 
-def export_report(sources: Sequence[str | Path], output: str | Path, *, by: str = "step") -> Path:
-    """Write one HTML file on a run or log, or on the comparison of several; it needs no network. Returns its path."""
-    return report.write(sources, output, by=by)
+def write_report(compared: compare_view.Compared, path: str | Path | None) -> Path | None:
+    """Write a comparison as one HTML file that needs no network, and return its path; nothing where `path` is None."""
+    return None if path is None else replace_file(path, report.of_comparison(compared.found).encode())
 
 
 @dataclass(frozen=True)
@@ -449,7 +470,7 @@ _FILES = {
 # ------------------------------------------------------------------------------------------------------- the pieces
 
 
-def _refuse_unknown(namespace: Mapping[str, Any]) -> None:
+def _refuse_unknown(namespace: Mapping[str, Any], known: Sequence[str] = PARAMETERS) -> None:
     """Papermill injects a parameter nobody knows with no more than a warning: find its cell and refuse the name.
 
     A secret among them is in papermill's output by now, which is not ours: all that can be done is to say so.
@@ -464,8 +485,8 @@ def _refuse_unknown(namespace: Mapping[str, Any]) -> None:
                         f"{why}, and papermill has written it into the notebook it makes: delete that. Export it as a "
                         "variable before the launch, for the training to inherit. Nothing was started."
                     )
-                if name not in PARAMETERS:
-                    raise RecipeError(f"Unknown parameter {name!r}{nearest(name, PARAMETERS)}. Nothing was started.")
+                if name not in known:
+                    raise RecipeError(f"Unknown parameter {name!r}{nearest(name, known)}. Nothing was started.")
 
 
 def _summary(plan: Plan) -> list[tuple[str, str]]:

@@ -104,7 +104,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group(tmp_path):
     assert letter == "B"
     [recipe] = [part for part in parts if part.name == "recipe"]
     assert list(recipe.differing) == ["optimizer.lr"]
-    assert "optimizer.lr" in found.text()
+    assert "optimizer.lr" in compare_view.text(found)
     assert "optimizer.lr" in compare_view.tables(found)
     assert not found.alignment
 
@@ -178,7 +178,7 @@ def test_bands_that_do_not_touch_are_apart(tmp_path):
     told = {row.key: row.apart(1) for row in rows}
     assert told[REWARD] is True
     assert told["actor/entropy"] is False
-    assert "apart" in compare.compare(paths).text()
+    assert "apart" in compare_view.text(compare.compare(paths))
 
 
 # ------------------------------------------------------------------------------------------------- step by step
@@ -243,8 +243,8 @@ def test_it_says_when_equality_is_not_to_be_expected(tmp_path):
     one = run_of(tmp_path, "one", curve(), ["trainer.seed=1"])
     for name, seed, words in (("two", 2, "The seeds differ (1, 2)"), ("same", 1, "full_determinism is not on")):
         found = compare.compare([one, run_of(tmp_path, name, curve(), [f"trainer.seed={seed}"])])
-        assert words in found.text()
-        assert "both saw the same prompts" in found.text()
+        assert words in compare_view.text(found)
+        assert "both saw the same prompts" in compare_view.text(found)
     prompts = curve(**{"prompt_length/mean": np.arange(30.0)})
     said = " ".join(compare.sampling(*pair(tmp_path, curve(), prompts)))
     assert "A log does not tell its seed" in said
@@ -285,9 +285,10 @@ def test_text_from_outside_is_escaped(tmp_path):
         compare.compare(paths)
     evil = "<b>img"
     shown = compare_view.Compared(compare.compare([f"{evil}={log(tmp_path, 'a', curve())}", paths[1]]))
-    html = shown._repr_mimebundle_()["text/html"]
-    assert evil not in html
-    assert "&lt;b&gt;img" in html
+    for part in (shown, shown.numbers(), shown.recipes(), shown.steps(), shown.rollouts()):
+        assert evil not in part._repr_mimebundle_()["text/html"]
+    assert "&lt;b&gt;img" in shown.numbers().html
+    assert "holds no rollouts" in shown.rollouts().text or "is no dump" in shown.rollouts().text
 
 
 def test_the_command_writes_pictures_and_numbers(tmp_path):
