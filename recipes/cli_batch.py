@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import click
 
 # What a command needs is imported inside it, so that --help answers at once.
+
+# Seconds between lines of progress where they are not rewritten in place: a night is long, and a log is read.
+MINUTE = 60.0
 
 
 @click.command("batch")
@@ -48,12 +52,18 @@ def batch_command(
         click.echo(batch_summary.plan_text(loaded, told, cap))
         batch_run.refuse_cap(told, cap)
         return
-    printed = Progress()
+    printed, said = Progress(), time.monotonic()
 
     def event(line: str) -> None:
         if printed.in_place and printed.last:
             click.echo("\r\x1b[K", err=True, nl=False)
         click.echo(line, err=True)
+
+    def progress(line: str) -> None:
+        nonlocal said
+        if printed.in_place or time.monotonic() - said > MINUTE:
+            said = time.monotonic()
+            printed.say(line)
 
     with writing("--dir", root):
         outcomes, interrupted = batch_run.run(
@@ -63,7 +73,7 @@ def batch_command(
             stop_on_failure=stop_on_failure or loaded.file.stop_on_failure,
             cap=cap,
             event=event,
-            progress=printed.say,
+            progress=progress,
         )
         printed.close()
         batch_summary.write(loaded, outcomes, root)

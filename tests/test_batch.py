@@ -332,17 +332,17 @@ def steps(run: Run) -> list[int]:
 
 @pytest.mark.slow
 def test_a_batch_that_is_killed_goes_on_with_nothing_run_twice_and_nothing_lost(begin, tmp_path):
-    """8 runs, 2 at a time; seed 3 fails for good. SIGKILL to the batch in the middle, then the same command again."""
+    """8 runs, 2 at a time, one fails for good. SIGKILL to the batch in the middle, then the same command again."""
     text = (
-        "thresholds: [minimum_steps=2]\nworkers: 2\noverrides: [steps=4]\n"
+        "thresholds: [minimum_steps=2]\nworkers: 2\noverrides: [steps=5]\n"
         "runs:\n- {recipe: cpu/qwen3, seeds: [1, 2, 4, 5, 6, 7, 8]}\n"
         "- {recipe: cpu/qwen3, name: broken, overrides: ['env.TRAINER_FAILS=raise', 'env.TRAINER_FAILS_AT=\"1\"']}\n"
     )
-    going = begin(text)
+    going = begin(text, step=1.2)  # a kernel looks once a second whether its papermill is there
 
     def in_the_middle() -> bool:
         states = [read_state(run)["state"] for run in going.runs()]
-        half = [run for run in going.runs() if read_state(run)["state"] == "running" and len(steps(run)) in (1, 2)]
+        half = [run for run in going.runs() if read_state(run)["state"] == "running" and len(steps(run)) == 1]
         return states.count("finished") >= 2 and bool(half)
 
     going.until(in_the_middle)
@@ -359,7 +359,7 @@ def test_a_batch_that_is_killed_goes_on_with_nothing_run_twice_and_nothing_lost(
     cut = {run.path.name: steps(run) for run in going.runs() if read_state(run)["state"] == "stopped"}
     assert cut  # on_disconnect: stop
 
-    again = begin(text)
+    again = begin(text, step=0.1)
     out, err = again.child.communicate(timeout=400)
     assert again.child.returncode == 1, err  # one run is broken, and stopped nobody
     assert "7 of 8 passed, 1 failed" in out
@@ -369,7 +369,7 @@ def test_a_batch_that_is_killed_goes_on_with_nothing_run_twice_and_nothing_lost(
         if name == "broken":
             assert (state["state"], steps(run)) == ("failed", [])
             continue
-        assert (state["state"], steps(run)) == ("finished", [1, 2, 3, 4]), name
+        assert (state["state"], steps(run)) == ("finished", [1, 2, 3, 4, 5]), name
         # Each training was started once, or once more where it was cut off, and then went on from its checkpoint.
         starts = [run.log(n).read_text().count("argv:") for n in run.attempts]
         assert starts == [1] * len(state["attempts"]), name
@@ -387,21 +387,11 @@ def test_a_batch_that_is_killed_goes_on_with_nothing_run_twice_and_nothing_lost(
     assert page.count("data:image/png;base64,") >= 7
     assert "broke on <b>" not in page
 
-    # A third time there is nothing to do but what failed for good; a cap below what was spent refuses that too.
-    third = begin(text, "--cap-device-hours", "0")
-    _, err = third.child.communicate(timeout=60)
-    assert third.child.returncode == 2
+    # A third time there is nothing to do but what failed for good, and a cap below what was spent refuses that too.
+    third = begin(text, "--dry-run", "--cap-device-hours", "0")
+    out, err = third.child.communicate(timeout=90)
+    assert (third.child.returncode, out.count("finished: skipped")) == (2, 7), err
     assert "cap of 0" in err
-    assert (
-        "2 at a time"
-        in subprocess.run(
-            [sys.executable, "-m", "recipes.cli", *shlex.split("batch --dry-run"), str(tmp_path / "night.yaml")]
-            + ["--dir", str(again.root)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-    )
 
 
 @pytest.mark.slow
