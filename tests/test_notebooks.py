@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from recipes.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+COMPARE = ROOT / "notebooks" / "90_compare_runs.ipynb"
+TRAINING = [path for path in NOTEBOOKS if path != COMPARE]
 QUICKSTART = ROOT / "notebooks" / "00_quickstart.ipynb"
 SECTIONS = ["Parameters", "Resolve", "Preflight", "Launch", "Watch", "Judge", "Record"]
 
@@ -29,6 +32,11 @@ def code(path):
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda p: p.stem)
 def path(request):
+    return request.param
+
+
+@pytest.fixture(params=TRAINING, ids=lambda p: p.stem)
+def training(request):
     return request.param
 
 
@@ -66,7 +74,8 @@ def test_it_promises_first_and_keeps_the_order_of_its_sections(path):
     text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
     assert "**Promise.**" in text.split("## ")[0]
     found = re.findall(r"^## (.+)$", text, re.M)
-    assert [title for title in found if title in SECTIONS] == SECTIONS
+    kept = SECTIONS if path in TRAINING else ["Parameters"]
+    assert [title for title in found if title in SECTIONS] == kept
 
 
 def test_nothing_of_a_machine_is_in_it(path):
@@ -79,17 +88,63 @@ def test_every_parameter_is_typed_explained_and_known(path):
     declared = headless.declared(path)
     assert set(inferred) == set(declared)
     for name, seen in inferred.items():
-        assert name in notebook.PARAMETERS
+        assert name in (notebook.PARAMETERS if path in TRAINING else notebook.COMPARED)
         assert seen["inferred_type_name"] in ("str", "int", "float", "bool", "list"), name
         assert seen["help"].strip(), name
         assert ast.literal_eval(seen["default"]) == declared[name]
 
 
-def test_its_defaults_resolve(path, monkeypatch):
-    plan = notebook.resolve(headless.declared(path))
+def test_its_defaults_resolve(training, monkeypatch):
+    plan = notebook.resolve(headless.declared(training))
     shown = plan._repr_mimebundle_()
     assert plan.composed.name in shown["text/plain"]
     assert plan.composed.name in shown["text/html"]
+
+
+# ------------------------------------------------------------------------------------------------- comparing
+
+
+def test_two_logs_are_compared_headless_and_written_as_a_report(tmp_path):
+    logs = [ROOT / "tests/data/metrics" / name for name in ("verl_0.9.1_three_steps.jsonl", "one_run/train.log")]
+    out, html = tmp_path / "out.ipynb", tmp_path / "compared.html"
+    given = {"sources": f"here='{logs[0]}' there='{logs[1]}'", "html": str(html)}
+    papermill.execute_notebook(str(COMPARE), str(out), given, progress_bar=False)
+    shown = [o["data"] for cell in code(out) for o in cell.outputs if o.output_type == "execute_result"]
+    assert len(shown) == 6
+    assert "image/png;base64" in shown[0]["text/html"]
+    assert "Reward per response" in shown[0]["text/plain"]
+    assert "critic/rewards/mean" in shown[1]["text/plain"]
+    assert "A log does not tell its seed" in shown[3]["text/plain"]
+    assert html.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [({"source": "a"}, "did you mean sources"), ({"by": "epoch", "sources": "a b"}, "step, tokens, time")],
+)
+def test_comparing_refuses_a_bad_parameter(parameters, words):
+    cell = "# Parameters\n" + "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+    with pytest.raises(RecipeError, match=words):
+        notebook.compare({"In": [cell], **parameters})
+
+
+def test_comparing_takes_the_two_newest_runs_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("RECIPES_HOME", str(tmp_path))
+    (tmp_path / "params").mkdir()
+    with pytest.raises(RecipeError, match=r"takes the 2 newest runs of .*; there are 0"):
+        notebook.compare({"sources": None})
+    line = '{"step":1,"data":{"critic/rewards/mean":0.5}}\n'
+    for age, name in enumerate("abc"):
+        file = tmp_path / "runs/x" / name / "attempts/1/metrics.jsonl"
+        file.parent.mkdir(parents=True)
+        file.write_text(line)
+        os.utime(file, (1e9 + age, 1e9 + age))
+    assert [one.name for one in notebook.compare({"sources": None}).found.groups] == ["b", "c"]
+
+
+def test_the_command_that_trains_says_that_this_one_does_not():
+    with pytest.raises(RecipeError, match="it trains nothing: run it with papermill"):
+        headless.checked(COMPARE, {}, ROOT)
 
 
 # ------------------------------------------------------------------------------------------------- bad parameters
