@@ -14,6 +14,7 @@ from recipes import compare, curves, differences, page
 from recipes.atomic import replace_file
 from recipes.compare import Comparison, Line
 from recipes.curves import Series, Theme, number, thin
+from recipes.masking import mask
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -325,7 +326,7 @@ def recipe_table(parts: Sequence[differences.Part], a: str, b: str) -> str:
     """What differs between two runs: what somebody set first; verl's own configuration and packages folded."""
     shown, equal = [], []
     for part in parts:
-        rows = [(key, *map(differences._short, pair)) for key, pair in part.differing.items()]
+        rows = [(key, *(mask(differences._short(value)) for value in pair)) for key, pair in part.differing.items()]
         if rows:
             drawn = page.table((part.name, a, b), rows)
             title = f"{part.name}: {len(rows)} of {len(rows) + part.equal} differ"

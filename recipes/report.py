@@ -80,7 +80,7 @@ def of_run(run: Run, *, light: bool = False) -> str:
     failed = state["state"] in ("failed", "lost")
     judged, exported = _judged(run, moment, light=light)
     sections = [
-        ("Summary", page.table(("", ""), [*_summary(run, moment), *figures(moment.metrics)])),
+        ("Summary", _table(("", ""), [*_summary(run, moment), *figures(moment.metrics)])),
         ("Why it failed", _diagnosis(run) if failed else ""),
         ("Verdict", _verdict(judged)),
         ("Curves", lambda dpi: _of_folder(run, dpi) or _curves(moment.metrics, state["recipe"], moment.steps, dpi)),
@@ -88,7 +88,7 @@ def of_run(run: Run, *, light: bool = False) -> str:
         ("Exports", _exports(exported)),
         ("Rollouts", "" if light else _rollouts(run.path)),
         ("Provenance", _provenance(differences.told(run))),
-        ("The end of the log", page.verbatim("\n".join(moment.tail)) if moment.tail else ""),
+        ("The end of the log", _quoted("\n".join(moment.tail)) if moment.tail else ""),
     ]
     words = f"{state['state']}{': ' + state['cause'] if state.get('cause') else ''}"
     return _document(str(state["recipe"]), f"{words} · {run.path.name}", sections)
@@ -135,7 +135,7 @@ def of_log(path: Path) -> str:
     if not len(found.table):
         raise RecipeError(f"{found} There is nothing to report.")
     sections = [
-        ("Summary", page.paragraph(str(found)) + page.table(("", ""), figures(found))),
+        ("Summary", _said(str(found)) + _table(("", ""), figures(found))),
         ("Verdict", _verdict(verdict.judge(found, None).to_dict())),
         ("Curves", lambda dpi: _curves(found, path.name, None, dpi)),
     ]
@@ -156,7 +156,7 @@ def of_comparison(found: Any) -> str:
     title = " against ".join(one.name for one in found.groups)
     outcome = [(letter, _ended(one.sources)) for letter, one in zip(found.letters, found.groups, strict=True)]
     sections = [
-        ("Outcome", page.table(("", ""), outcome)),
+        ("Outcome", _table(("", ""), outcome)),
         ("Curves", drawn),
         ("Numbers", compare_view.tables(found)),
     ]
@@ -191,6 +191,19 @@ def figures(found: metrics.Metrics) -> list[tuple[str, str]]:
             most = f", {curves.number(float(best))} at most" if name != "response length" else ""
             said.append((name, f"{curves.number(float(first))} → {curves.number(float(last))}{unit}{most}"))
     return said + list(live.pace(found))
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table, its cells masked: what a cause or a path holds is anybody's."""
+    return page.table(header, [[masking.mask(str(cell)) for cell in row] for row in rows])
+
+
+def _said(text: str) -> str:
+    return page.paragraph(masking.mask(text))
+
+
+def _quoted(text: str) -> str:
+    return page.verbatim(masking.mask(text))
 
 
 def _summary(run: Run, moment: live.Moment) -> list[tuple[str, str]]:
@@ -229,7 +242,7 @@ def _cell(text: str) -> str:
 
 def _curves(found: metrics.Metrics, title: str, steps: int | None, dpi: int) -> str:
     if not len(found.table):
-        return page.paragraph("No step was made.")
+        return _said("No step was made.")
     images = [
         curves.png(curves.figure(found, theme=theme, title=title, total_steps=steps), dpi=dpi)  # type: ignore[arg-type]
         for theme in ("light", "dark")
@@ -242,7 +255,7 @@ def _picture(light: bytes, dark: bytes, words: str) -> str:
     one, other = (f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}" for data in (light, dark))
     source = f'<source media="(prefers-color-scheme: dark)" srcset="{other}">'
     image = f'<img width="960" alt="{escape(words, quote=True)}" src="{one}">'
-    return f"<picture>{source}{image}</picture>" + page.folded("the picture in words", page.paragraph(words))
+    return f"<picture>{source}{image}</picture>" + page.folded("the picture in words", _said(words))
 
 
 def _diagnosis(run: Run) -> str:
@@ -251,9 +264,9 @@ def _diagnosis(run: Run) -> str:
     try:
         found = diagnosis.diagnose(run)
     except RecipeError as fault:
-        return page.paragraph(str(fault))
+        return _said(str(fault))
     (_, sentence), *rows = found.rows()
-    return page.paragraph(sentence) + page.table(("", ""), [row for row in rows if row[0] != "ignore"])
+    return _said(sentence) + _table(("", ""), [row for row in rows if row[0] != "ignore"])
 
 
 def _own(run: Run, name: str) -> str:
@@ -265,14 +278,14 @@ def _own(run: Run, name: str) -> str:
         then = dict(params.flatten(recorded(run)[0]))
         now_here = dict(params.flatten(params.to_dict(params.compose(name).recipe)))
     except (OSError, ValueError, KeyError) as fault:  # RecipeError is a ValueError
-        return page.paragraph(f"Not told: {fault}")
+        return _said(f"Not told: {fault}")
     own = ("run_dir", "work", "recipe", "checkpoint.directory")
     rows = [
         (key, _value(now_here.get(key)), _value(then.get(key)))
         for key in sorted({*then, *now_here})
         if then.get(key) != now_here.get(key) and key not in own
     ]
-    return page.table(("key", "recipe", "run"), rows) if rows else page.paragraph("Nothing.")
+    return _table(("key", "recipe", "run"), rows) if rows else _said("Nothing.")
 
 
 def _value(value: Any) -> str:
@@ -283,12 +296,12 @@ def _value(value: Any) -> str:
 def _exports(told: Mapping[str, Any]) -> str:
     checks, trouble = told.get("checks") or {}, told.get("trouble") or {}
     if not checks and not trouble:
-        return page.paragraph("An export is due, and there is none.") if told.get("due") else ""
+        return _said("An export is due, and there is none.") if told.get("due") else ""
     rows = [
         ("complete" if one["passed"] else "INCOMPLETE", f"{one['found']} of {one['expected']} tensors", path)
         for path, one in checks.items()
     ]
-    return page.table(("", "", "export"), rows + [("not compared", why, path) for path, why in trouble.items()])
+    return _table(("", "", "export"), rows + [("not compared", why, path) for path, why in trouble.items()])
 
 
 def _rollouts(path: Path) -> str:
@@ -304,7 +317,7 @@ def _rollouts(path: Path) -> str:
 def _provenance(told: Mapping[str, Any]) -> str:
     """What ran, on what, with what: versions, commits, hardware, model and data. The packages are folded."""
     if not told.get("gathered"):
-        return page.paragraph("Not recorded.")
+        return _said("Not recorded.")
     told = masking.mask_tree(dict(told)) | {"packages": told.get("packages") or {}}
     packages = told["packages"]
     machine = told.get("hardware") or {}
@@ -326,9 +339,9 @@ def _provenance(told: Mapping[str, Any]) -> str:
     for part in ("model", "data"):
         rows += [(part, f"{key}: {words}") for key, words in differences._prints(told.get(part) or {}).items()]
     rows += [("not gathered", str(fault)) for fault in told.get("faults") or ()]
-    shown = page.table(("", ""), [row for row in rows if row[1]])
+    shown = _table(("", ""), [row for row in rows if row[1]])
     if packages:
-        everything = page.table(("package", "version"), sorted(packages.items()))
+        everything = _table(("package", "version"), sorted(packages.items()))
         shown += page.folded(f"all {len(packages)} packages", everything)
     return shown
 

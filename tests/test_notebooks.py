@@ -131,7 +131,7 @@ def test_comparing_refuses_a_bad_parameter(parameters, words):
 def test_comparing_takes_the_two_newest_runs_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("RECIPES_HOME", str(tmp_path))
     (tmp_path / "params").mkdir()
-    with pytest.raises(RecipeError, match=r"takes the 2 newest runs of .*; there are 0"):
+    with pytest.raises(RecipeError, match=r"takes the 2 newest runs of .* there are 0"):
         notebook.compare({"sources": None})
     line = '{"step":1,"data":{"critic/rewards/mean":0.5}}\n'
     for age, name in enumerate("abc"):
