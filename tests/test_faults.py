@@ -401,19 +401,17 @@ def test_a_run_that_ended_is_not_resumed_by_accident(begin):
 
 
 def test_the_table_in_the_book_is_what_was_seen(seen):
-    rows = [
-        f"| {fault} | {state} | {cause or '–'} | {kept} | {how} |" for fault, (state, cause, kept, how) in seen.items()
-    ]
-    if len(seen) < 11:
-        pytest.skip("only with all faults of this file")
-    table = "\n".join(
-        ["| what happens | state | cause in run.json | steps kept | and then |", "|---|---|---|---|---|", *rows]
-    )
-    begin, end = "<!-- faults: written by tests/test_faults.py -->\n", "\n<!-- end -->"
-    text = BOOK.read_text(encoding="utf-8")
-    head, _, rest = text.partition(begin)
+    """Where this user may not mount a disk or make a control group, the rows of those two are not looked at."""
+    rows = {
+        f"| {fault} | {state} | {f'`{cause}`' if cause else '–'} | {kept} | {how} |"
+        for fault, (state, cause, kept, how) in seen.items()
+    }
+    mark, end = "<!-- faults: written by tests/test_faults.py -->\n", "\n<!-- end -->"
+    head, _, rest = BOOK.read_text(encoding="utf-8").partition(mark)
     found, _, tail = rest.partition(end)
     if os.environ.get("RECIPES_WRITE_TABLES"):
-        BOOK.write_text(head + begin + table + end + tail, encoding="utf-8")
-        found = table
-    assert found == table
+        titles = ["| what happens | state | cause in run.json | steps kept | and then |", "|---|---|---|---|---|"]
+        found = "\n".join([*titles, *sorted(rows)])
+        BOOK.write_text(head + mark + found + end + tail, encoding="utf-8")
+    assert rows <= set(found.splitlines())
+    assert len(found.splitlines()) >= 16
