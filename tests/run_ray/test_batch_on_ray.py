@@ -23,7 +23,7 @@ overrides:
   - steps=3
   - devices=1
   - env.TRAINER=takes train healthy
-  - env.TRAINER_STEP_SECONDS="0.5"
+  - env.TRAINER_STEP_SECONDS="3"
   - env.REAL_PYTHON=PYTHON
 runs:
   - {recipe: cpu/qwen3, name: both, overrides: [nodes=2], seeds: 2}
