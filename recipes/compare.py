@@ -130,7 +130,21 @@ def group(sources: Sequence[Source]) -> list[Group]:
         found.setdefault(key, []).append(source)
     if len(found) > MOST:
         raise RecipeError(f"{len(found)} groups cannot be told apart on one page: give {MOST} at most.")
-    return [Group(_group_name(members), tuple(members)) for members in found.values()]
+    return _told_apart([Group(_group_name(members), tuple(members)) for members in found.values()])
+
+
+def _told_apart(groups: list[Group]) -> list[Group]:
+    """Groups of one name with the settings, three at most, that are not the same in all of them."""
+    named = []
+    for one in groups:
+        same = [other.sources[0].recipe for other in groups if other.name == one.name]
+        keys = {key for recipe in same for key in recipe if any(recipe[key] != r.get(key) for r in same)}
+        mine = one.sources[0].recipe
+        told = [f"{key}={mine.get(key)}" for key in sorted(keys - {"title", SHORT_NAMES["seed"]}) if key[0] != "("]
+        more = f" and {len(told) - 3} more" if len(told) > 3 else ""
+        words = f" with {', '.join(told[:3])}{more}" if len(same) > 1 and told else ""
+        named.append(Group(f"{one.name}{words}", one.sources))
+    return named
 
 
 def _group_name(members: list[Source]) -> str:

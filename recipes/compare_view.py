@@ -80,7 +80,7 @@ def figure(found: Comparison, *, theme: Literal["light", "dark"] = "light", titl
         )
         top = 1 - (head + 0.42) / height
         cells = sheet.fig.add_gridspec(
-            4, 2, left=0.06, right=0.885, top=top, bottom=0.4 / height, wspace=0.42, hspace=0.46
+            4, 2, left=0.07, right=0.885, top=top, bottom=0.4 / height, wspace=0.42, hspace=0.46
         )
         for i, panel in enumerate(panels(found)):
             _panel(sheet, found, panel, cells[divmod(i, 2)], scale)
@@ -98,13 +98,12 @@ def _nothing() -> Any:
 def _scale(found: Comparison) -> tuple[float, str]:
     """(divisor, name with unit) of the axis."""
     end = max(float(compare.positions(source, found.by)[-1]) for source in found.sources)
-    if found.by == "tokens":
-        return next(
-            ((d, f"{n} tokens") for d, n in ((1e9, "10⁹"), (1e6, "10⁶"), (1e3, "10³")) if end >= 2 * d), (1.0, "tokens")
-        )
-    if found.by == "time":
-        return next(((d, n) for d, n in ((3600.0, "hours"), (60.0, "minutes")) if end >= 3 * d), (1.0, "seconds"))
-    return 1.0, "step"
+    units = {
+        "tokens": ((1e9, "G tokens"), (1e6, "M tokens"), (1e3, "k tokens"), (0.0, "tokens")),
+        "time": ((3600.0, "hours"), (60.0, "minutes"), (0.0, "seconds")),
+        "step": ((0.0, "step"),),
+    }
+    return next((size or 1.0, words) for size, words in units[found.by] if end >= 2 * size)
 
 
 def _heading(sheet: curves._Page, title: str, legend: Sequence[tuple[str, str]]) -> None:
@@ -313,13 +312,17 @@ def rollouts(found: Comparison, step: int | None = None) -> Piece:
 
 def text(found: Comparison) -> str:
     """All of it as people read it in a terminal."""
-    parts = [numbers(found).text, recipes(found).text if found.recipes else "", steps(found).text]
+    last = steps(found).text if found.alignment else "\n".join(found.notes)
+    parts = [numbers(found).text, recipes(found).text if found.recipes else "", last]
     return "\n\n".join(filter(None, parts))
 
 
 def tables(found: Comparison) -> str:
     """Everything but the picture, as HTML: legend, metrics, recipes, step by step, notes."""
-    return "".join(part.html for part in (numbers(found), recipes(found), steps(found)))
+    parts = [numbers(found), *([recipes(found)] if found.recipes else [])]
+    if found.alignment:
+        return "".join([*(part.html for part in parts), page.paragraph("Step by step:"), steps(found).html])
+    return "".join([*(part.html for part in parts), *map(page.paragraph, found.notes)])
 
 
 def recipe_table(parts: Sequence[differences.Part], a: str, b: str) -> str:

@@ -40,7 +40,8 @@ h1{font-size:22px;margin:0 0 4px}h2{font-size:16px;margin:30px 0 6px}p{margin:6p
 .about{color:var(--muted)}.scroll{overflow-x:auto}
 table{border-collapse:collapse;margin:6px 0}th,td{text-align:left;vertical-align:top;padding:3px 16px 3px 0;
 border-bottom:1px solid var(--rule);overflow-wrap:anywhere;min-width:3em}
-th{font-weight:600;color:var(--muted);white-space:nowrap}
+th{font-weight:600;color:var(--muted)}
+th,td:first-child{white-space:nowrap}
 pre{font:12px/1.45 ui-monospace,"DejaVu Sans Mono",monospace;background:var(--soft);padding:10px;margin:6px 0;
 white-space:pre-wrap;overflow-wrap:anywhere;border-radius:4px}
 summary{cursor:pointer;overflow-wrap:anywhere}details{margin:6px 0}
@@ -266,7 +267,9 @@ def _diagnosis(run: Run) -> str:
     except RecipeError as fault:
         return _said(str(fault))
     (_, sentence), *rows = found.rows()
-    return _said(sentence) + _table(("", ""), [row for row in rows if row[0] != "ignore"])
+    quoted = [words.removeprefix("| ") for _, words in rows if words.startswith("| ")]
+    rest = [row for row in rows if row[0] not in ("ignore", "run") and not row[1].startswith("| ")]
+    return _said(sentence) + (_quoted("\n".join(quoted)) if quoted else "") + _table(("", ""), rest)
 
 
 def _own(run: Run, name: str) -> str:
@@ -274,6 +277,8 @@ def _own(run: Run, name: str) -> str:
     from recipes import params
     from recipes.provenance import recorded
 
+    if (run.path / "rehearsal.json").is_file():
+        return _said("A rehearsal: what it did with each setting of its recipe stands in rehearsal.json of the run.")
     try:
         then = dict(params.flatten(recorded(run)[0]))
         now_here = dict(params.flatten(params.to_dict(params.compose(name).recipe)))
@@ -337,7 +342,8 @@ def _provenance(told: Mapping[str, Any]) -> str:
     commits = differences._commits(told.get("repositories") or {})
     rows += [("commit", f"{name}: {words}") for name, words in commits.items()]
     for part in ("model", "data"):
-        rows += [(part, f"{key}: {words}") for key, words in differences._prints(told.get(part) or {}).items()]
+        prints = differences._prints(told.get(part) or {})
+        rows += [(part, f"{key}: {words}") for key, words in prints.items() if "/" not in key]  # not file by file
     rows += [("not gathered", str(fault)) for fault in told.get("faults") or ()]
     shown = _table(("", ""), [row for row in rows if row[1]])
     if packages:

@@ -422,8 +422,7 @@ class Shown:
         parts = [page.table(HEADER, self.rows())]
         for one in self.responses:
             parts += [page.paragraph(heading(one)), _folding("prompt", one.prompt), _folding("response", one.text)]
-            if one.truth:
-                parts.append(page.paragraph(f"truth: {_fit(one.truth, 200)}"))
+            parts += [_folding("truth", one.truth)] if one.truth else []
         return "".join([*parts, *map(page.paragraph, self.notes())])
 
     def to_dict(self) -> dict[str, Any]:
@@ -489,4 +488,8 @@ def _folding(name: str, text: str, limit: int = 20_000) -> str:
     from recipes import page
 
     shown = _fit(text, limit)
-    return page.verbatim(shown) if len(shown) <= 300 else page.folded(f"{name}: {shown[:120]}…", page.verbatim(shown))
+    return (
+        page.verbatim(f"{name}: {shown}")
+        if len(shown) <= 300
+        else page.folded(f"{name}: {shown[:120]}…", page.verbatim(shown))
+    )

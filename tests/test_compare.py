@@ -98,6 +98,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group(tmp_path):
     groups = group(read(paths))
     assert [len(one.sources) for one in groups] == [2, 1]
     assert str(groups[0]) == "quickstart/grpo: seeds 1, 2; mean, band from lowest to highest"
+    assert groups[1].name == "other"
     assert len(group(read(paths[:2]))) == 2  # two alone are compared with each other
     found = compare.compare(paths)
     [(letter, parts)] = found.recipes
@@ -107,6 +108,16 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group(tmp_path):
     assert "optimizer.lr" in compare_view.text(found)
     assert "optimizer.lr" in compare_view.tables(found)
     assert not found.alignment
+
+
+def test_groups_of_one_recipe_are_told_apart_by_their_settings(tmp_path):
+    made = [(rate, seed) for rate in ("1e-4", "2e-4") for seed in (1, 2)]
+    paths = [
+        run_of(tmp_path, f"{rate}-{seed}", curve(5, seed=seed), [f"trainer.seed={seed}", f"optimizer.lr={rate}"])
+        for rate, seed in made
+    ]
+    names = [one.name for one in group(read(paths))]
+    assert names == ["quickstart/grpo with optimizer.lr=0.0001", "quickstart/grpo with optimizer.lr=0.0002"]
 
 
 def test_a_label_makes_a_group_of_logs(tmp_path):
@@ -266,7 +277,7 @@ def test_the_page_shows_every_group_in_every_panel(tmp_path, by):
         "▬ A",
         "▬ B",
         "a: 2 runs",
-        {"step": "step", "tokens": "10³ tokens", "time": "seconds"}[by],
+        {"step": "step", "tokens": "k tokens", "time": "seconds"}[by],
     ):
         assert words in said
     assert len(fig.axes) == 8
