@@ -269,18 +269,9 @@ class Going:
             time.sleep(0.1)
 
 
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    """Model and data of the smoke recipe, made once."""
-    place = tmp_path_factory.mktemp("work")
-    words = [sys.executable, "-m", "recipes.cli", "prepare", "cpu/qwen3"]
-    subprocess.run(words, check=True, env=os.environ | {"RECIPES_WORK": str(place)}, capture_output=True)
-    return place
-
-
 @pytest.fixture
-def begin(tmp_path, work):
-    """Starts `recipes batch` on the text of a file, with the stand-in trainer."""
+def begin(tmp_path):
+    """Starts `recipes batch` on the text of a file, with the stand-in trainer, which needs no model."""
     begun = []
 
     book = nbformat.read(ROOT / "notebooks" / "00_quickstart.ipynb", 4)
@@ -293,7 +284,6 @@ def begin(tmp_path, work):
         file.write_text(f"notebook: quick.ipynb\n{text}")
         environment = {
             **os.environ,
-            "RECIPES_WORK": str(work),
             "RECIPES_PYTHON": str(ROOT / "tests" / "children" / "python"),
             "REAL_PYTHON": sys.executable,
             "TRAINER": "train healthy",
@@ -333,7 +323,7 @@ def steps(run: Run) -> list[int]:
 def test_a_batch_that_is_killed_goes_on_with_nothing_run_twice_and_nothing_lost(begin, tmp_path):
     """8 runs, 2 at a time, one fails for good. SIGKILL to the batch in the middle, then the same command again."""
     text = (
-        "thresholds: [minimum_steps=2]\nworkers: 2\noverrides: [steps=5]\n"
+        "thresholds: [minimum_steps=2]\nworkers: 2\noverrides: [steps=5, 'prepare=[]']\n"
         "runs:\n- {recipe: cpu/qwen3, seeds: [1, 2, 4, 5, 6, 7, 8]}\n"
         "- {recipe: cpu/qwen3, name: broken, overrides: ['env.TRAINER_FAILS=raise', 'env.TRAINER_FAILS_AT=\"1\"']}\n"
     )
@@ -395,7 +385,7 @@ def test_a_batch_that_is_killed_goes_on_with_nothing_run_twice_and_nothing_lost(
 
 @pytest.mark.slow
 def test_an_interrupt_ends_everything_and_a_second_batch_is_refused_meanwhile(begin):
-    text = "workers: 2\noverrides: [steps=50]\nruns:\n- {recipe: cpu/qwen3, seeds: 3}\n"
+    text = "workers: 2\noverrides: [steps=50, 'prepare=[]']\nruns:\n- {recipe: cpu/qwen3, seeds: 3}\n"
     going = begin(text, step=1.0)
     going.until(lambda: sum(len(steps(run)) > 0 for run in going.runs()) == 2)
     other = begin(text)

@@ -22,6 +22,7 @@ thresholds: [minimum_steps=2]
 overrides:
   - steps=3
   - devices=1
+  - prepare=[]
   - env.TRAINER=takes train healthy
   - env.TRAINER_STEP_SECONDS="3"
   - env.REAL_PYTHON=PYTHON
@@ -42,7 +43,6 @@ def test_runs_of_one_and_of_both_nodes_at_once(cluster, tmp_path):
         **os.environ,
         **cluster.environment,
         "RAY_ADDRESS": cluster.address,
-        "RECIPES_WORK": str(tmp_path / "work"),
         "RECIPES_PYTHON": str(ROOT / "tests" / "children" / "python"),
         "REAL_PYTHON": sys.executable,
     }
