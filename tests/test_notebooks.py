@@ -104,6 +104,7 @@ def test_its_defaults_resolve(training, monkeypatch):
 # ------------------------------------------------------------------------------------------------- comparing
 
 
+@pytest.mark.slow
 def test_two_logs_are_compared_headless_and_written_as_a_report(tmp_path):
     logs = [ROOT / "tests/data/metrics" / name for name in ("verl_0.9.1_three_steps.jsonl", "one_run/train.log")]
     out, html = tmp_path / "out.ipynb", tmp_path / "compared.html"
