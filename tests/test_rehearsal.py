@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from recipes import notebook, params, preflight, rehearsal
+from recipes import metrics, notebook, params, preflight, rehearsal
 from recipes.cli import main
 from recipes.command import build, compose_verl
 from recipes.errors import RecipeError
@@ -113,3 +113,20 @@ def test_glm_is_rehearsed_for_real(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output[-3000:]
     assert json.loads((run / "rehearsal.json").read_text())["rehearses"] == "glm5_2/grpo_a3_512"
     assert "pass  EXPORT: 51 of 51 tensors arrived" in done.output
+
+
+@pytest.mark.slow
+def test_generating_apart_with_router_replay_is_rehearsed_for_real(tmp_path, monkeypatch):
+    """verl's fully asynchronous entry with R3: an update trains on the experts a standalone replica chose."""
+    monkeypatch.setenv("RECIPES_WORK", str(tmp_path / "work"))
+    run = tmp_path / "run"
+    words = ["rehearse", "glm5_2/fully_async", "--ranks", "1", "--run-dir", str(run), "--deadline", "10"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output[-3000:]
+    assert "pass  EXPORT: 51 of 51 tensors arrived" in done.output
+    assert "rollout_corr/rollout_is_mean cannot be computed" in done.output  # a note of the recipe says why
+    table = metrics.read(run).table
+    assert list(table.index) == [0, 1, 2]
+    stale = table["fully_async/count/stale_trajectory_processed"]
+    assert stale[1] == 0 < stale[2]
+    assert (table["actor/grad_norm"].loc[1:] > 0).all()
