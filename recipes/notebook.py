@@ -245,9 +245,10 @@ def watch(run: Run | str | Path) -> None:
     try:
         for moment in live.follow(run):
             if moment.ended or time.monotonic() - drawn > max(2.0, cost / DRAWING_SHARE):
-                began = time.monotonic()
-                images, health, drawn = _draw(moment), lights.lights(moment.metrics, told), began
-                cost = time.monotonic() - began
+                drawn, busy = time.monotonic(), time.thread_time()
+                images, health = _draw(moment), lights.lights(moment.metrics, told)
+                # Not the clock: a training that takes every core would hide itself. The first also loads matplotlib.
+                cost = time.thread_time() - busy if handle else 0.0
             bundle = {"text/html": _moment_html(moment, images, health), "text/plain": _moment_text(moment, health)}
             handle = display(bundle, raw=True, display_id=True) if handle is None else _update(handle, bundle)
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -35,10 +36,24 @@ def paragraph(text: str) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table; every cell is text and is escaped."""
+    """Return a table; every cell is text and is escaped. Long words, such as paths, may break: no table is too wide."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(f"<td>{_breakable(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"
+
+
+LONG = 24  # characters of a word that must be able to break
+
+
+def _breakable(text: str) -> str:
+    """Return text escaped; its long words may break where people would break them: after a slash, a dot, a comma."""
+    pieces = re.split(r"(\s+)", text)
+    return "".join(
+        "<wbr>".join(map(escape, re.findall(r"[/.,:=_-]*[^/.,:=_-]{0,64}[/.,:=_-]*", w)[:-1]))
+        if len(w) > LONG
+        else escape(w)
+        for w in pieces
+    )
 
 
 def verbatim(text: str) -> str:

@@ -92,6 +92,8 @@ if "train" in script:
     for step in range(start + 1, int(given("trainer.total_training_steps")) + 1):
         if step == int(os.environ.get("TRAINER_FAILS_AT", 0)) and not start:
             fail(os.environ["TRAINER_FAILS"])
+        while (Path(os.environ.get("TRAINER_HOLD", "")) / f"before-{step}").exists():  # a test lets go by removing it
+            time.sleep(0.05)
         write(step)
         checkpoint(step)
         time.sleep(float(os.environ.get("TRAINER_STEP_SECONDS", "0.1")))
