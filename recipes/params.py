@@ -306,12 +306,23 @@ def read_file(path: Path) -> tuple[list[Setting], list[str]]:
 
     Raises RecipeError when the file cannot be read, is not a mapping of keys to values, or repeats a key.
     """
-    import yaml
-
     label = _label(path)
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as fault:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise RecipeError(f"{label} cannot be read: {fault}") from fault
+    settings, bases = _parsed(text, label)
+    return list(settings), list(bases)
+
+
+@functools.lru_cache(maxsize=256)  # a base is read once for each recipe above it
+def _parsed(text: str, label: str) -> tuple[list[Setting], list[str]]:
+    import yaml
+
+    try:
+        # libyaml's parser where it is compiled in: ten times as fast.
+        node = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as fault:
         raise RecipeError(f"{label} cannot be read: {fault}") from fault
     if node is None:
         return [], []
@@ -350,7 +361,7 @@ def _plain(node: Any) -> Any:
         return {str(k.value): _plain(v) for k, v in node.value}
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item) for item in node.value]
-    return Text(node.value, quoted=node.style is not None)
+    return Text(node.value, quoted=bool(node.style))
 
 
 def _parse_override(text: str) -> Setting:
