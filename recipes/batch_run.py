@@ -75,7 +75,7 @@ class Outcome:
         return self.item.devices * self.seconds / 3600
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
     """One run that is going on: its papermill, or none where an earlier batch's training goes on by itself."""
 
@@ -291,13 +291,21 @@ class Loop:
 
     def _go(self) -> None:
         while (self.queue or self.slots) and not self.asked:
-            for slot in [s for s in self.slots if self._ended(s)]:
-                self.slots.remove(slot)
+            ended = [slot for slot in self.slots if self._ended(slot)]
+            self.slots = [slot for slot in self.slots if slot not in ended]
+            # Judging takes a second, and the next run need not wait for it, unless it depends on what is found.
+            careful = self.stop_on_failure or self.cap is not None
+            if not careful:
+                self._fill()
+            for slot in ended:
                 self._collect(slot)
-            while self.queue and len(self.slots) < self.workers and not self.asked:
-                self._start(*self.queue.pop(0))
+            self._fill()
             self._say()
             time.sleep(LOOK)
+
+    def _fill(self) -> None:
+        while self.queue and len(self.slots) < self.workers and not self.asked:
+            self._start(*self.queue.pop(0))
 
     def in_order(self) -> list[Outcome]:
         return [self.outcomes[item.name] for item in self.batch.items]
