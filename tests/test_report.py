@@ -25,7 +25,7 @@ SECRET = "hf_" + "a1B2" * 9
 LOADING = {"src", "srcset", "href", "action", "data", "poster", "background", "formaction", "cite", "ping", "code"}
 
 
-VOID = {"meta", "img", "source", "br", "link", "input"}
+VOID = {"meta", "img", "source", "br", "wbr", "link", "input"}
 PICTURE = "data:image/png;base64,"
 
 
@@ -55,7 +55,10 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if self.open[-1:] == ["style"]:
             self.loaded += re.findall(r"url\(|@import", data)
-        self.text.append(data)
+        if self.tags[-1:] == ["wbr"]:  # the word goes on
+            self.text[-1] += data
+        else:
+            self.text.append(data)
 
 
 def read(path) -> Page:
