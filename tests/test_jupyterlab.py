@@ -26,15 +26,16 @@ import nbformat
 import psutil
 import pytest
 
+from recipes import params
 from recipes.run import launch, processes
-from recipes.run.directory import Run, read_state
+from recipes.run.directory import Run, create, read_state, write_json
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: it is in the extra `dev`")
 expect = sync_api.expect
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NPU = ("10_glm5_2_grpo", "20_qwen3_grpo")
+OTHERS = sorted({file.stem for file in (ROOT / "notebooks").glob("*.ipynb")} - {"00_quickstart", *NPU})
 PATIENCE = 180.0  # seconds until something is given up; a quiet machine needs a tenth of it
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
@@ -82,7 +83,7 @@ class Lab:
             "RECIPES_PYTHON": str(self.python),
         }
         # No news, no look for a newer version: nothing leaves this machine.
-        quiet = ["--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+        quiet = ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
         words = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--port=0", *quiet, *options]
         with (home / "lab.log").open("w") as log:
             self.process = subprocess.Popen(
@@ -237,8 +238,9 @@ class Book:
         return until(lambda: (now := self.picture(code)) != than and now)
 
     def errors(self) -> list[str]:
-        """The texts of the cells that failed."""
-        return self.panel.locator('[data-mime-type="application/vnd.jupyter.stderr"]').all_inner_texts()
+        """The texts of cells that failed or warned."""
+        kinds = [f'[data-mime-type="application/vnd.jupyter.{kind}"]' for kind in ("stderr", "error")]
+        return self.panel.locator(", ".join(kinds)).all_inner_texts()
 
     def too_wide(self) -> list[str]:
         """Every output, or part of one, that is wider than the place it has: it would have to be scrolled sideways."""
@@ -252,10 +254,10 @@ class Book:
         """Keep pictures of the whole notebook, for people, if RECIPES_SCREENSHOTS names a folder."""
         if folder := os.environ.get("RECIPES_SCREENSHOTS"):
             size = self.page.viewport_size
-            content = self.panel.locator(".jp-WindowedPanel-outer")
-            height = content.evaluate("e => e.scrollHeight")
-            self.page.set_viewport_size({**size, "height": min(12_000, height + 150)})
-            self.page.screenshot(path=Path(folder) / f"{name}.png")
+            for number, cell in enumerate(self.panel.locator(".jp-CodeCell:has(.jp-OutputArea-output)").all(), 1):
+                self.page.set_viewport_size({**size, "height": 3000})  # the page scrolls inside itself, so: all of it
+                cell.scroll_into_view_if_needed()
+                cell.screenshot(path=Path(folder) / f"{name}-{number}.png")
             self.page.set_viewport_size(size)
 
 
@@ -389,7 +391,7 @@ def test_a_kernel_that_is_restarted_attaches_to_its_run_again(lab, book, hold):
     page.menu("Run", "Run All Cells")
     page.says("notebook.watch", "step 3 of 6")
     [run] = [r for r in lab.runs() if r not in before]
-    page.button("kernelmenu:restart")
+    page.button("notebook:restart-kernel")
     page.page.locator(".jp-Dialog .jp-mod-accept", has_text="Restart").click()
     page.idle()
     page.menu("Edit", "Clear Outputs of All Cells")
@@ -422,4 +424,41 @@ def test_without_an_npu_it_checks_and_stops_at_launch(lab, book, name):
     page.look(f"{name}-light")
     page.menu("Settings", "Theme", "JupyterLab Dark")
     page.picture("notebook.check", theme="dark")
+    page.look(f"{name}-dark")
+
+
+@pytest.fixture
+def two_runs(lab):
+    """Two finished runs of the workbook, the newest it has, with made-up numbers."""
+    made = []
+    for seed, gain in ((1, 0.02), (2, 0.01)):
+        composed = params.compose("quickstart/grpo", [f"seed={seed}"])
+        run = create(lab.workbook / "runs" / "made-up" / f"seed-{seed}-{secrets.token_hex(4)}", composed.name, {})
+        (run.path / "recipe.yaml").write_text(json.dumps(params.to_dict(composed.recipe)))
+        write_json(run.command_file, {"argv": ["python", "-m", "x"], "environment": {}, "verl": "0.9.1"})
+        write_json(run.state_file, json.loads(run.state_file.read_text()) | {"state": "finished"})
+        data = [{"critic/rewards/mean": 0.3 + gain * step, "timing_s/step": 2.0 + gain} for step in range(1, 21)]
+        run.metrics(1).write_text("".join(json.dumps({"step": n, "data": d}) + "\n" for n, d in enumerate(data, 1)))
+        made.append(run)
+    yield made
+    for run in made:
+        shutil.rmtree(run.path)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_notebooks_that_train_nothing_run_to_their_end(two_runs, book, name):
+    page = book(name)
+    page.menu("Run", "Run All Cells")
+    last = page.panel.locator(".jp-CodeCell").last
+    expect(last.locator(".jp-InputPrompt")).to_have_text(re.compile(r"\[\d+\]:"), timeout=1000 * PATIENCE)
+    page.idle()
+    assert page.errors() == []
+    assert "Traceback" not in page.panel.inner_text()
+    assert page.too_wide() == []
+    if name == "90_compare_runs":
+        page.picture("notebook.compare")
+        for run in two_runs:
+            page.says("compared.numbers", run.path.name)
+    page.look(f"{name}-light")
+    page.menu("Settings", "Theme", "JupyterLab Dark")
     page.look(f"{name}-dark")
