@@ -27,8 +27,8 @@ _STYLE = (
 
 
 def block(*parts: str) -> str:
-    """Return parts of HTML as one styled block."""
-    return f'{_STYLE}<div class="rw">{"".join(parts)}</div>'
+    """Return parts of HTML as one styled block. JupyterLab would take what stands between two `$` for a formula."""
+    return f'{_STYLE}<div class="rw mathjax_ignore">{"".join(parts)}</div>'
 
 
 def paragraph(text: str) -> str:

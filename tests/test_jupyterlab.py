@@ -68,7 +68,7 @@ class Lab:
         self.notebooks, self.workbook = home / "notebooks", home / "workbook"
         self.notebooks.mkdir()
         self.workbook.mkdir()
-        (self.workbook / "params").symlink_to(ROOT / "params")
+        shutil.copytree(ROOT / "params", self.workbook / "params")
         # A socket's path has at most 107 characters, and pytest's own folders are long.
         self.runtime = Path(tempfile.mkdtemp(prefix="lab-"))
         self.python = home / "python"
@@ -82,9 +82,12 @@ class Lab:
             "RECIPES_HOME": str(self.workbook),
             "RECIPES_PYTHON": str(self.python),
         }
-        # No news, no look for a newer version: nothing leaves this machine.
-        quiet = ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
-        words = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--port=0", *quiet, *options]
+        # No news, no look for a newer version: nothing leaves this machine, and nothing covers the page.
+        settings = home / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
+        settings.mkdir(parents=True)
+        news = {"fetchNews": "false", "checkForUpdates": False}
+        (settings / "notification.jupyterlab-settings").write_text(json.dumps(news))
+        words = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--port=0", *options]
         with (home / "lab.log").open("w") as log:
             self.process = subprocess.Popen(
                 words, cwd=self.notebooks, env=environment, stdout=log, stderr=log, start_new_session=True
@@ -243,12 +246,15 @@ class Book:
         return self.panel.locator(", ".join(kinds)).all_inner_texts()
 
     def too_wide(self) -> list[str]:
-        """Every output, or part of one, that is wider than the place it has: it would have to be scrolled sideways."""
-        return self.panel.evaluate(
+        """Every output, or part of one, that is wider than the place it has, with all that is folded opened."""
+        self.panel.evaluate("panel => panel.querySelectorAll('details').forEach(d => { d.open = true })")
+        found = self.panel.evaluate(
             """panel => [...panel.querySelectorAll('.jp-OutputArea-output, .jp-OutputArea-output .rw')]
                 .filter(e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth)
                 .map(e => `${e.scrollWidth} > ${e.clientWidth}: ${e.textContent.slice(-200)}`)"""
         )
+        self.panel.evaluate("panel => panel.querySelectorAll('details').forEach(d => { d.open = false })")
+        return found
 
     def look(self, name: str) -> None:
         """Keep pictures of the whole notebook, for people, if RECIPES_SCREENSHOTS names a folder."""
@@ -353,8 +359,10 @@ def test_run_all_and_see_the_curve_move(lab, book, hold):
     assert page.errors() == []
     assert page.too_wide() == []
     verdict = json.loads(run.verdict_file.read_text())
-    told = page.output("notebook.judge").inner_text()
+    told = page.output("notebook.judge").text_content()
     assert [j["rule"] for j in verdict["judgements"] if j["rule"] not in told] == []
+    # What is between two $ is shown as it is, not as a formula.
+    assert "'${work}/cpu/qwen3', '--data', '${work}/cpu/say'" in page.output("plan = notebook.resolve").text_content()
     page.look("quickstart-light")
     page.menu("Settings", "Theme", "JupyterLab Dark")
     page.picture("notebook.watch", theme="dark")
