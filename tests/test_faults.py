@@ -288,14 +288,14 @@ def test_the_supervisor_is_killed(begin, seen, tmp_path):
 
 
 def test_the_supervisor_is_killed_in_mid_run(begin, seen):
-    started = begin("train child", step=0.3)
-    started.until_step(3)
+    started = begin("train child", step=5.0)
+    started.until_step(2)
     os.kill(read_state(started.run)["supervisor"]["pid"], signal.SIGKILL)
     started.end()
     ended = settled(started.run)
     assert (ended["state"], ended["cause"]) == ("lost", "the supervisor is gone without a word (killed)")
     kept = len(metrics.of_run(started.run.path).table)
-    assert kept >= 3
+    assert kept >= 2
     how = goes_on(begin, started.run)
     seen["the supervisor is killed with signal 9"] = ("lost", ended["cause"], "all", re.sub(r"\d+$", "…", how))
 
@@ -305,7 +305,7 @@ SIGNALS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM}
 
 @pytest.mark.parametrize("name", SIGNALS)
 def test_papermill_is_asked_to_end(begin, seen, name):
-    started = begin("train child", notebook=True, step=0.5)
+    started = begin("train child", notebook=True, step=5.0)  # long enough to be met in mid-run
     started.until_step(2)
     started.child.send_signal(SIGNALS[name])
     _, err = started.end()
@@ -319,7 +319,7 @@ def test_papermill_is_asked_to_end(begin, seen, name):
 
 
 def test_the_kernel_is_killed(begin, seen):
-    started = begin("train child", notebook=True, step=0.5)
+    started = begin("train child", notebook=True, step=5.0)  # long enough to be met in mid-run
     started.until_step(2)
     started.kernel().kill()
     started.end()
@@ -338,7 +338,7 @@ def test_the_kernel_is_killed(begin, seen):
 
 
 def test_the_kernel_is_killed_and_the_run_goes_on(begin, seen):
-    started = begin("train child", "-p", "on_disconnect", "continue", notebook=True, step=0.5)
+    started = begin("train child", "-p", "on_disconnect", "continue", notebook=True, step=2.0)
     started.until_step(2)
     started.kernel().kill()
     started.end()
