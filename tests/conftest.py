@@ -20,6 +20,7 @@ def _own_environment(monkeypatch, tmp_path):
     for name in ("VERL_USE_EXTERNAL_MODULES", "RECIPES_PYTHON", "RECIPES_WORK", "RECIPES_HOME", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RECIPES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "160")  # tables wrap at the terminal's width, and there may be none
 
 
 @pytest.fixture
