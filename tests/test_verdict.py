@@ -181,6 +181,7 @@ SICK = [
     ("GRAD", "warn", 25, "actor/grad_norm", [0.1 * 1.05**s for s in range(40)]),
     ("LENGTH", "warn", 12, "response_length/clip_ratio", [0.1] * 9 + [0.5]),
     ("LENGTH", "fail", 14, "response_length/clip_ratio", [0.1] * 9 + [0.6]),
+    ("LENGTH", "fail", 5, "response_length/clip_ratio", [1.0] * 10),
     ("ABORTED", "warn", 3, "response/aborted_ratio", [0.0, 0.0, 0.05]),
     ("ABORTED", "fail", 3, "response/aborted_ratio", [0.0, 0.0, 0.5]),
     ("REWARD COLLAPSE", "fail", 22, "critic/rewards/mean", [0.9] * 20 + [0.3]),

@@ -109,7 +109,8 @@ READINGS = (
     Reading(
         ("response_length/clip_ratio",),
         "below {clip_ratio_warn:g}",
-        "above {clip_ratio_warn:g}; above {clip_ratio_fail:g} and rising: what is cut has no answer",
+        "above {clip_ratio_warn:g}; above {clip_ratio_fail:g} and rising, or above {clip_ratio_all:g}: what is cut "
+        "has no answer",
         "raise `data.max_response_length` (then `batch.max_tokens`); check that the model ends its answers",
         ("LENGTH",),
     ),

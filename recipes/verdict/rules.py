@@ -540,6 +540,8 @@ def _length(s: Subject) -> Iterator[tuple]:
     words = f"{worst:.0%} of the responses are cut at the limit (five steps to step {at})"
     if (step := first_of(rising, lambda v: v > limits.clip_ratio_fail)) is not None:
         yield "fail", f"{words}, and the share rises", step, limits.source("clip_ratio_fail")
+    elif (step := first_of(found, lambda v: v > limits.clip_ratio_all)) is not None:
+        yield "fail", f"{words}: hardly one has room for its answer", step, limits.source("clip_ratio_all")
     elif (step := first_of(found, lambda v: v > limits.clip_ratio_warn)) is not None:
         yield "warn", words, step, limits.source("clip_ratio_warn")
     else:

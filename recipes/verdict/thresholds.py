@@ -68,6 +68,7 @@ class Thresholds:
     plateau_steps: int = _number(20, "steps without a better mean reward that are a plateau")
     clip_ratio_warn: float = _number(0.3, "mean share of responses cut at the limit")
     clip_ratio_fail: float = _number(0.5, "the same, if it still rises")
+    clip_ratio_all: float = _number(0.9, "the same, rising or not: the limit is too small for the task")
     aborted_warn: float = _number(0.01, "share of responses the engine gave up")
     aborted_fail: float = _number(0.1, "share of responses the engine gave up")
 
