@@ -211,6 +211,11 @@ class Book:
             item = self.page.locator(".lm-Menu").nth(number).locator(".lm-Menu-itemLabel", has_text=name)
             item.first.click()
 
+    def run_all(self) -> None:
+        self.menu("Run", "Run All Cells")
+        prompt = self.panel.locator(".jp-CodeCell .jp-InputPrompt").first
+        expect(prompt).to_have_text(re.compile(r"\[(\*|\d+)\]:"), timeout=1000 * PATIENCE)
+
     def button(self, command: str) -> None:
         """Press a button of the notebook's toolbar."""
         self.panel.locator(f'.jp-Toolbar [data-command="{command}"]').first.click()
@@ -222,7 +227,14 @@ class Book:
         return self.cell(code).locator(".jp-OutputArea-output")
 
     def idle(self) -> None:
-        """Wait until the kernel is there and has nothing to do."""
+        """Wait until the kernel is there, the page is connected to it, and it has nothing to do."""
+
+        def connected():
+            kernels = [k["kernel"] for k in self.lab.ask("/api/sessions") if k["path"] == self.file and k["kernel"]]
+            return any(kernel["connections"] and kernel["execution_state"] == "idle" for kernel in kernels)
+
+        until(connected)
+        expect(self.page.locator("#jp-main-statusbar")).to_contain_text("| Idle", timeout=1000 * PATIENCE)
         indicator = self.panel.locator(".jp-Notebook-ExecutionIndicator")
         expect(indicator).to_have_attribute("data-status", "idle", timeout=1000 * PATIENCE)
 
@@ -342,7 +354,7 @@ def test_run_all_and_see_the_curve_move(lab, book, hold):
     page.page.keyboard.press("Control+End")
     page.page.keyboard.insert_text("\nsteps = 10\n__import__('recipes.notebook').notebook.DRAWING_SHARE = 1.0")
     before = lab.runs()
-    page.menu("Run", "Run All Cells")
+    page.run_all()
     page.says("notebook.watch", "running · step 3 of 10")
     [run] = [r for r in lab.runs() if r not in before]
     first = page.picture("notebook.watch")
@@ -377,7 +389,7 @@ def test_interrupting_the_cell_ends_the_run(lab, book, hold):
     lab.trains("train child", TRAINER_HOLD=hold.place)
     before = lab.runs()
     page = book("00_quickstart", recipe="cpu/qwen3", steps=6)
-    page.menu("Run", "Run All Cells")
+    page.run_all()
     page.says("notebook.watch", "step 3 of 6")
     [run] = [r for r in lab.runs() if r not in before]
     page.button("notebook:interrupt-kernel")
@@ -396,7 +408,7 @@ def test_a_kernel_that_is_restarted_attaches_to_its_run_again(lab, book, hold):
     lab.trains("train healthy", TRAINER_HOLD=hold.place)
     before = lab.runs()
     page = book("00_quickstart", recipe="cpu/qwen3", steps=6, on_disconnect="continue")
-    page.menu("Run", "Run All Cells")
+    page.run_all()
     page.says("notebook.watch", "step 3 of 6")
     [run] = [r for r in lab.runs() if r not in before]
     page.button("notebook:restart-kernel")
@@ -404,7 +416,7 @@ def test_a_kernel_that_is_restarted_attaches_to_its_run_again(lab, book, hold):
     page.idle()
     page.menu("Edit", "Clear Outputs of All Cells")
     expect(page.output("notebook.watch")).to_have_count(0)
-    page.menu("Run", "Run All Cells")
+    page.run_all()
     page.says("notebook.launch", "It is running already; nothing was started, this notebook watches it.")
     page.says("notebook.watch", "running · step 3 of 6")
     hold.go(4)
@@ -420,7 +432,7 @@ def test_a_kernel_that_is_restarted_attaches_to_its_run_again(lab, book, hold):
 def test_without_an_npu_it_checks_and_stops_at_launch(lab, book, name):
     before = lab.runs()
     page = book(name)
-    page.menu("Run", "Run All Cells")
+    page.run_all()
     page.says("notebook.launch", re.compile("This machine has no NPU, so .* cannot be launched here"))
     page.idle()
     page.says("notebook.check", re.compile(r"\d+ rules looked, \d+ found something."))
@@ -456,7 +468,7 @@ def two_runs(lab):
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_notebooks_that_train_nothing_run_to_their_end(two_runs, book, name):
     page = book(name)
-    page.menu("Run", "Run All Cells")
+    page.run_all()
     last = page.panel.locator(".jp-CodeCell").last
     expect(last.locator(".jp-InputPrompt")).to_have_text(re.compile(r"\[\d+\]:"), timeout=1000 * PATIENCE)
     page.idle()
