@@ -213,8 +213,13 @@ def _draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, 
     """Tokens and their log-probabilities, both [rows], from logits [rows, vocabulary] and numbers in [0, 1) [rows].
 
     The inverse of the cumulative distribution turns one uniform number into one token, for all rows at once and with no
-    random state shared between them.
+    random state shared between them. Raises FloatingPointError for logits that are not numbers.
     """
+    if not logits.isfinite().all():
+        raise FloatingPointError(
+            "The rollout's logits are not finite: the weights the trainer sent are broken. Look at actor/grad_norm and "
+            "the learning rate of the steps before."
+        )
     if sampling.temperature == 0:
         log_probs = logits.log_softmax(-1)
         drawn = logits.argmax(-1)

@@ -829,6 +829,14 @@ NUMERICS = (
         "https://github.com/NVIDIA/Megatron-LM/issues/780",
     ),
     Cause(
+        "broken-weights",
+        ("The rollout's logits are not finite",),
+        "The policy's weights are no numbers any more: an update broke them.",
+        "Lower optimizer.lr, set optimizer.clip_grad, and look at actor/grad_norm of the steps before.",
+        ("optimizer.lr", "optimizer.clip_grad"),
+        "recipes/cpu/generate.py, the rollout of the CPU target",
+    ),
+    Cause(
         "skipped-step",
         ("grad_norm is not finite",),
         "A gradient was not finite: verl left that update out and went on.",

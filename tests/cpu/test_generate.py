@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from recipes.cpu.generate import Request, Routes, Sampling, respond
+from recipes.cpu.generate import Request, Routes, Sampling, _draw, respond
 
 EOS, PAD = [1], 1
 PROMPTS = [(2, 11, 14, 17), (2, 30), (40, 41, 42, 43, 44, 45, 46), (9,), (2, 11, 14, 17)]
@@ -83,6 +83,14 @@ def test_a_response_ends_with_the_end_token_or_at_the_limit(qwen3):
 def test_another_seed_gives_another_response(qwen3):
     responses = answer(qwen3, [Request(PROMPTS[0], seed) for seed in range(8)])
     assert len({tuple(response.tokens) for response in responses}) == 8
+
+
+def test_logits_that_are_not_numbers_draw_nothing():
+    """NaN went through the search for a token as one past the last, which said nothing of the weights."""
+    logits = torch.tensor([[0.0, float("nan")]])
+    for sampling in (Sampling(4, temperature=1.0), Sampling(4, temperature=0)):
+        with pytest.raises(FloatingPointError, match="weights the trainer sent are broken"):
+            _draw(logits, torch.tensor([0.5]), sampling)
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely(qwen3):

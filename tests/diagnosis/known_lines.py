@@ -19,6 +19,9 @@ KNOWN_LINES = {
     "zipfile-serialization": [
         'Warning: torch.save with "_use_new_zipfile_serialization = False" is not recommended for npu tensor, which may'
     ],
+    "broken-weights": [
+        "FloatingPointError: The rollout's logits are not finite: the weights the trainer sent are broken. Look at"
+    ],
     "resource-tracker": [
         "resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked shared_memory objects",
         "UserWarning: resource_tracker: process died unexpectedly, relaunching.  Some resources might leak.",
