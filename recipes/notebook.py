@@ -235,7 +235,8 @@ def _running(plan: Plan) -> Run | None:
 def watch(run: Run | str | Path) -> None:
     """Show the curves, the progress and the tail of the log of a run, in place, until it has ended.
 
-    Interrupting the cell ends the run and everything it started. Raises RunEnded when the run did not finish.
+    Interrupting the cell ends the run and everything it started; so does a kernel that is restarted or shut down,
+    unless on_disconnect is continue. Raises RunEnded when the run did not finish.
     """
     from IPython.display import display
 
@@ -252,6 +253,8 @@ def watch(run: Run | str | Path) -> None:
             bundle = {"text/html": _moment_html(moment, images, health), "text/plain": _moment_text(moment, health)}
             handle = display(bundle, raw=True, display_id=True) if handle is None else _update(handle, bundle)
     except KeyboardInterrupt:
+        if read_state(run).get("on_disconnect") == "continue" and _kernel_ends():
+            raise RunEnded("The kernel ends and the run goes on: on_disconnect is continue.") from None
         state = runs.stop(run)
         moment = live.look(run)
         health = lights.lights(moment.metrics, told)
@@ -268,6 +271,21 @@ def watch(run: Run | str | Path) -> None:
         known = diagnosis.why(run)
         known = f" Its log says why: {known}" if known else ""
         raise RunEnded(f"The run {state['state']}: {state['cause']}.{known} Its log: {run.log()}")
+
+
+def _kernel_ends(seconds: float = 2.0) -> bool:
+    """Say whether the interruption came of the kernel being restarted or shut down.
+
+    Jupyter interrupts a kernel first and asks it to end right after; nothing else tells the two from the stop button.
+    """
+    from IPython import get_ipython
+
+    kernel, limit = getattr(get_ipython(), "kernel", None), time.monotonic() + seconds
+    while kernel is not None and time.monotonic() < limit:
+        if getattr(kernel, "_shutdown_message", None) is not None:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def judge(

@@ -83,10 +83,10 @@ class Lab:
             "RECIPES_PYTHON": str(self.python),
         }
         # No news, no look for a newer version: nothing leaves this machine, and nothing covers the page.
-        settings = home / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
-        settings.mkdir(parents=True)
+        self.settings = home / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
+        self.settings.mkdir(parents=True)
         news = {"fetchNews": "false", "checkForUpdates": False}
-        (settings / "notification.jupyterlab-settings").write_text(json.dumps(news))
+        (self.settings / "notification.jupyterlab-settings").write_text(json.dumps(news))
         words = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--port=0", *options]
         with (home / "lab.log").open("w") as log:
             self.process = subprocess.Popen(
@@ -285,6 +285,7 @@ def book(lab, browser):
     contexts = []
 
     def start(name: str, **given: object) -> Book:
+        (lab.settings / "themes.jupyterlab-settings").unlink(missing_ok=True)  # light again
         contexts.append(browser.new_context(viewport={"width": 1280, "height": 900}))
         return Book(lab, contexts[-1].new_page(), lab.copy(name, **given))
 
