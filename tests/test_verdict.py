@@ -491,6 +491,7 @@ def test_an_empty_log_fails_and_may_not_be_flushed_yet(tmp_path):
 
 
 DATA = Path(__file__).parent / "data" / "verdict"
+SHORT = verdict.Thresholds(minimum_steps=1)  # runs broken on purpose are cut short
 
 
 @pytest.mark.parametrize("name", ["quickstart", "quickstart_lr_5e-5"])
@@ -503,6 +504,20 @@ def test_a_real_quickstart_with_too_high_a_learning_rate_fails_by_its_reward_alo
     found = verdict.judge(metrics.read(DATA / "quickstart_lr_1e-3.csv"), None)
     failed = [j for j in found.judgements if j.outcome in ("fail", "warn")]
     assert [(j.rule, j.step) for j in failed] == [("REWARD COLLAPSE", 14)]
+
+
+def test_a_real_rollout_that_keeps_its_first_weights_is_a_mismatch():
+    """A quickstart whose rollout took the weights of the first sync only; reward and exit code showed nothing."""
+    found = verdict.judge(metrics.read(DATA / "quickstart_stale_rollout.csv"), None, limits=SHORT)
+    failed = {(j.rule, j.step) for j in found.judgements if j.outcome == "fail"}
+    assert failed == {("MISMATCH", 2), ("ROLLOUT CORRECTION", 3)}
+
+
+def test_a_real_update_that_made_the_weights_nan_fails_at_its_step():
+    """A quickstart with a learning rate of 1e20: one step, then the rollout had no probabilities to draw from."""
+    found = verdict.judge(metrics.read(DATA / "quickstart_lr_1e20.csv"), None, limits=SHORT)
+    failed = {(j.rule, j.step) for j in found.judgements if j.outcome == "fail"}
+    assert failed == {("NAN", 1), ("KL BLOW-UP", 1)}
 
 
 @pytest.mark.parametrize(
