@@ -456,7 +456,7 @@ def two_runs(lab):
         composed = params.compose("quickstart/grpo", [f"seed={seed}"])
         run = create(lab.workbook / "runs" / "made-up" / f"seed-{seed}-{secrets.token_hex(4)}", composed.name, {})
         (run.path / "recipe.yaml").write_text(json.dumps(params.to_dict(composed.recipe)))
-        write_json(run.command_file, {"argv": ["python", "-m", "x"], "environment": {}, "verl": "0.9.1"})
+        write_json(run.command_file, {"argv": ["python", "-m", "x", "verl"], "environment": {}, "verl": "0.9.1"})
         write_json(run.state_file, json.loads(run.state_file.read_text()) | {"state": "finished"})
         data = [{"critic/rewards/mean": 0.3 + gain * step, "timing_s/step": 2.0 + gain} for step in range(1, 21)]
         run.metrics(1).write_text("".join(json.dumps({"step": n, "data": d}) + "\n" for n, d in enumerate(data, 1)))
