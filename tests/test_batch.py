@@ -100,7 +100,7 @@ def test_a_sweep_is_list_by_grid_by_seeds_always_in_the_same_order(load):
         ("runs: []", "names no runs"),
         ("workers: 0\nruns:\n- {recipe: cpu/qwen3}", "workers.*at least 1"),
         ("workers: many\nruns:\n- {recipe: cpu/qwen3}", "whole number"),
-        ("runs:\n- {recipe: cpu/qwen3, overrides: [hf_token=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH]}", "secret|token"),
+        ("runs:\n- {recipe: cpu/qwen3, overrides: [hf_token=hf_0123456789abcdefghijklmnopqrstuvwxyz]}", "secret|token"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(load, text, words):

@@ -99,7 +99,8 @@ def test_scripts_of_the_pages_are_there(page, line):
     words = shlex.split(line)
     assert os.access(ROOT / words[0], os.X_OK)
     if "--print" in words:
-        done = subprocess.run(["bash", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        environment = os.environ | {"RECIPES_PYTHON": sys.executable}
+        done = subprocess.run(["bash", *words], cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
         assert done.returncode == 0, done.stderr
 
 

@@ -109,7 +109,7 @@ def test_provenance_says_what_ran_and_with_what(secret_run):
     assert told["hardware"]["memory"] > 2**30
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=CHILDREN, capture_output=True, text=True, check=True)
     assert len(told["repositories"]["workbook"]["commit"]) == len(head.stdout.strip()) == 40
-    assert "pytest" in told["launcher"]
+    assert told["launcher"]
     assert json.loads((secret_run.attempt(1) / "provenance.json").read_text()) == told
 
 
@@ -406,7 +406,7 @@ def test_what_cannot_be_replayed_is_refused(good_run, tmp_path, change, words):
 def test_a_replay_without_its_data_is_refused(good_run, tmp_path):
     run = create(tmp_path / "run", "quickstart/grpo", {})
     write_json(run.command_file, json.loads(good_run.command_file.read_text()))
-    composed = params.compose("quickstart/grpo", [f"data.train_files={tmp_path}/gone.parquet", "prepare=[]"])
+    composed = params.compose("quickstart/grpo", [*inputs(tmp_path), f"data.train_files={tmp_path}/gone.parquet"])
     (run.path / "recipe.yaml").write_text(params.dump(composed.recipe))
     with pytest.raises(RecipeError, match=r"data\.train_files=.*gone\.parquet is not here"):
         replay.plan(run, tmp_path / "again")

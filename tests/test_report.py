@@ -21,7 +21,7 @@ from recipes.errors import RecipeError
 from recipes.metrics import as_metrics
 from recipes.run.directory import Run, open_run, update_state, write_json
 
-SECRET = "hf_" + "a1B2" * 9
+SECRET = "hf_0123456789abcdef" + "a1B2" * 5
 LOADING = {"src", "srcset", "href", "action", "data", "poster", "background", "formaction", "cite", "ping", "code"}
 
 
