@@ -121,3 +121,14 @@ def test_keys_of_the_pages_are_keys(page):
         root = key.split(".")[0]
         if root not in ("kernel",):
             assert key in known or root in ("verl", "env", "transformer"), key
+
+
+def test_the_chinese_readme_has_the_same_commands_tables_and_sections():
+    english, chinese = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md"))
+    assert commands(ROOT / "README.md") == commands(ROOT / "README.zh.md")
+    for shape in (r"^(#+) ", r"^(\|)", r"^(- )", r"(`[\w./=:-]+`)"):
+        found = [
+            sorted(re.findall(shape, re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M))
+            for text in (english, chinese)
+        ]
+        assert found[0] == found[1], shape
