@@ -54,7 +54,8 @@ def resume_torch_adam(module: ModuleType) -> None:
     """DistributedOptimizer (megatron.core.optimizer.distrib_optimizer) is made for the fused Adam of TransformerEngine
     or Apex, which counts steps once a group. torch's Adam counts them once a parameter: loading a checkpoint asks an
     optimizer that has made no step yet for its count, and then gives all parameters one counter, which every step
-    advances once for each of them.
+    advances once for each of them. Weights in float32 are the trained ones themselves, not copies: autograd must not
+    watch them being loaded.
     """
     optimizer = module.DistributedOptimizer
 
@@ -67,7 +68,8 @@ def resume_torch_adam(module: ModuleType) -> None:
         return known_state_dict(self)
 
     def load_state_dict(self, state_dict):
-        known_load(self, state_dict)
+        with torch.no_grad():
+            known_load(self, state_dict)
         for state in self.optimizer.state.values():
             state["step"] = state["step"].clone()
 
