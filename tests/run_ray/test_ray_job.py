@@ -31,7 +31,7 @@ def _no_cluster_of_the_developer(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def until(condition, seconds=60.0):
+def until(condition, seconds=180.0):
     limit = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < limit, "what was waited for did not happen"
