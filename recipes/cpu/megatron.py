@@ -54,7 +54,7 @@ def resume_torch_adam(module: ModuleType) -> None:
     """DistributedOptimizer (megatron.core.optimizer.distrib_optimizer) is made for the fused Adam of TransformerEngine
     or Apex, which counts steps once a group. torch's Adam counts them once a parameter: loading a checkpoint asks an
     optimizer that has made no step yet for its count, and then gives all parameters one counter, which every step
-    advances once for each of them. Weights in float32 are the trained ones themselves, not copies: autograd must not
+    advances once for each of them, or leaves it at 0. Weights in float32 are the trained ones themselves, not copies: autograd must not
     watch them being loaded.
     """
     optimizer = module.DistributedOptimizer
@@ -70,8 +70,9 @@ def resume_torch_adam(module: ModuleType) -> None:
     def load_state_dict(self, state_dict):
         with torch.no_grad():
             known_load(self, state_dict)
+        (step,) = {group["step"] for group in state_dict["optimizer"]["param_groups"]}
         for state in self.optimizer.state.values():
-            state["step"] = state["step"].clone()
+            state["step"] = torch.tensor(float(step))
 
     known_state_dict = replace(optimizer, "state_dict", state_dict, parameters="self")
     known_load = replace(optimizer, "load_state_dict", load_state_dict, parameters="self state_dict")
