@@ -53,9 +53,9 @@ def expect_cpu_random_state_to_change(module: ModuleType) -> None:
 def resume_torch_adam(module: ModuleType) -> None:
     """DistributedOptimizer (megatron.core.optimizer.distrib_optimizer) is made for the fused Adam of TransformerEngine
     or Apex, which counts steps once a group. torch's Adam counts them once a parameter: loading a checkpoint asks an
-    optimizer that has made no step yet for its count, and then gives all parameters one counter, which every step
-    advances once for each of them, or leaves it at 0. Weights in float32 are the trained ones themselves, not copies: autograd must not
-    watch them being loaded.
+    optimizer that has made no step yet for its count, then gives all parameters one counter, which every step advances
+    once for each of them, or leaves it at 0. Weights in float32 are the trained ones themselves, not copies: autograd
+    must not watch them being loaded.
     """
     optimizer = module.DistributedOptimizer
 
