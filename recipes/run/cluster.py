@@ -58,6 +58,11 @@ def end_left_over(run: Run) -> None:
             raise RecipeError(f"{run.path}: the job of attempt {number} may still run: {last}.")
 
 
+# Seconds a job may take from its submission to its devices, before the next run of this machine is looked at all the
+# same.
+TAKING = 600.0
+
+
 def plan(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return what ray_job needs to know of a recipe, as it stands in the attempt's ray.json."""
     return {
@@ -67,4 +72,5 @@ def plan(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Any]:
         "wanted": wanted(recipe),
         "nodes": list(recipe.ray_nodes),
         "wait_seconds": 60.0 * recipe.ray_wait_minutes,
+        "taking_seconds": TAKING,
     }

@@ -44,8 +44,6 @@ from recipes.masking import looks_secret
 
 # Seconds: between looks at the job; between looks at the nodes; for one answer of the dashboard.
 LOOK, NODES, ANSWER = 1.0, 5.0, 30
-# Seconds a job may take from its submission to its devices, before the next one is looked at all the same.
-TAKING = 600.0
 # Seconds until the same sentence about missing nodes is said again.
 REPEAT = 60.0
 # Seconds a training that lost a node gets to end by itself. Other ranks may wait for it in a collective for longer.
@@ -329,7 +327,7 @@ class Job:
         reader.start()
         lost: dict[str, str] = {}
         looked, since = time.monotonic(), None
-        placed, taking = not self.has_turn, time.monotonic() + TAKING
+        placed, taking = not self.has_turn, time.monotonic() + self.plan["taking_seconds"]
         info = self.info(self.id)
         while info is not None and _status(info) not in ENDED:
             time.sleep(LOOK)
