@@ -22,6 +22,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -30,7 +31,7 @@ from types import ModuleType
 
 from recipes.cpu import cluster_job
 from recipes.cpu.import_hook import after
-from recipes.cpu.replace import expect_attribute
+from recipes.cpu.replace import expect_attribute, replace
 
 SWITCH = "RECIPES_CPU_FORK"
 """Environment variable: "1" starts workers as forks (params/cpu/base.yaml)."""
@@ -56,6 +57,9 @@ FIRST_JOB = "01000000"
 
 STDIO = (0, 1, 2)
 
+NODE_SECONDS = 240.0
+"""How long a node of Ray may take to start."""
+
 
 def install() -> None:
     """In the driver of a trainer, start the server and have Ray use it; elsewhere, or on a cluster, do nothing."""
@@ -64,6 +68,7 @@ def install() -> None:
     address = start()
     os.environ[ADDRESS] = address
     after("ray")(start_workers_as_forks)
+    after("ray._private.services")(wait_for_a_slow_node)
 
 
 def _is_driver(argv: list[str]) -> bool:
@@ -87,6 +92,25 @@ def start_workers_as_forks(ray: ModuleType) -> None:
         return known(*args, **kwargs)
 
     ray.init = init
+
+
+def wait_for_a_slow_node(services: ModuleType) -> None:
+    """Node.__init__ (ray._private.node) gives a new node 30 s to be known, a number nobody can set: on two busy cores
+    it takes longer. It asks get_node until then, so here get_node does not give up as soon.
+    """
+
+    @wraps(services.get_node)
+    def get_node(gcs_address, node_id):
+        limit = time.monotonic() + NODE_SECONDS
+        while True:
+            try:
+                return known(gcs_address, node_id)
+            except RuntimeError:
+                if time.monotonic() > limit:
+                    raise
+                time.sleep(0.5)
+
+    known = replace(services, "get_node", get_node, parameters="gcs_address node_id")
 
 
 def client_command() -> list[str]:

@@ -169,3 +169,26 @@ def test_forks_number_their_tasks_differently(child, context, differ):
     """Two agent loop workers with the same numbers made a server abort, in one run of five."""
     done = child("-c", IDS.format(context=context), RAY_JOB_ID=fork_server.FIRST_JOB)
     assert f"differ: {differ}" in done.stdout, done.stderr[-3000:]
+
+
+def test_a_node_that_is_slow_to_start_is_asked_again(monkeypatch):
+    """Ray asks for 30 s, and its first unanswered question may take all of them."""
+    from types import ModuleType
+
+    asked = []
+
+    def get_node(gcs_address, node_id):
+        asked.append((gcs_address, node_id))
+        if len(asked) < 3:
+            raise RuntimeError("RPC error: Deadline Exceeded")
+        return {"labels": {}}
+
+    services = ModuleType("ray._private.services")
+    services.get_node = get_node
+    fork_server.wait_for_a_slow_node(services)
+    assert services.get_node("gcs", "node") == {"labels": {}}
+    assert asked == [("gcs", "node")] * 3
+    monkeypatch.setattr(fork_server, "NODE_SECONDS", 0.0)
+    asked.clear()
+    with pytest.raises(RuntimeError, match="Deadline"):
+        services.get_node("gcs", "node")
