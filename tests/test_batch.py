@@ -327,7 +327,7 @@ def test_a_batch_that_is_killed_goes_on_with_nothing_run_twice_and_nothing_lost(
         "runs:\n- {recipe: cpu/qwen3, seeds: [1, 2, 4, 5, 6, 7, 8]}\n"
         "- {recipe: cpu/qwen3, name: broken, overrides: ['env.TRAINER_FAILS=raise', 'env.TRAINER_FAILS_AT=\"1\"']}\n"
     )
-    going = begin(text, step=1.2)  # a kernel looks once a second whether its papermill is there
+    going = begin(text, step=3.0)  # a kernel looks once a second whether its papermill is there; a busy one later
 
     def in_the_middle() -> bool:
         states = [read_state(run)["state"] for run in going.runs()]
