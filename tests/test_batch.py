@@ -344,9 +344,7 @@ def test_a_batch_that_is_killed_goes_on_with_nothing_run_twice_and_nothing_lost(
     while (
         papermills(going.root)
         or any(processes.of_run(read_state(run)["id"]) for run in going.runs())
-        or any(
-            read_state(run)["state"] == "running" for run in going.runs()
-        )  # recorded after the last process
+        or any(read_state(run)["state"] == "running" for run in going.runs())  # recorded after the last process
     ):
         assert time.monotonic() < limit, "the batch was killed, and something of it lives on"
         time.sleep(0.2)
