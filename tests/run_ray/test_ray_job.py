@@ -339,11 +339,11 @@ def test_a_training_that_loses_a_node_names_it(started, cluster, tmp_path):
         until(lambda: metrics(run), 500)
         raylet = next(p for p in psutil.Process(cluster.pid(cluster.second)).children() if p.name() == "raylet")
         os.kill(raylet.pid, signal.SIGKILL)
-        state = launch.wait(run, timeout=150)
+        state = launch.wait(run, timeout=400)
         assert state["state"] == "failed"
         assert re.search(
             rf"NodeLostError: node {cluster.second} was lost with \d+ processes of this run", state["cause"]
         )
-        until(lambda: processes.of_run(state["id"]) == [], 30)
+        until(lambda: processes.of_run(state["id"]) == [], 120)
     finally:
         launch.stop(run)
