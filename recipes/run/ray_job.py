@@ -49,7 +49,7 @@ REPEAT = 60.0
 # Seconds a training that lost a node gets to end by itself. Other ranks may wait for it in a collective for longer.
 LOST_GRACE = 30.0
 # Seconds until Ray may have noticed that a node is gone, once a process on it was missed (5 health checks, 3 s each).
-NOTICE = 30.0
+NOTICE = 120.0
 # Seconds a training gets to end when it is stopped, before Ray kills it; less than the supervisor's grace.
 STOP_GRACE = 8
 # Seconds for the job's processes on all nodes to be gone after its driver.
@@ -347,7 +347,7 @@ class Job:
         log.finish(reader)
         if info is None:
             raise JobFailedError(f"the cluster at {self.url} knows no job {self.id} any more: it was deleted")
-        if not lost and _status(info) == "FAILED" and VANISHED.search(info.message or ""):
+        if not lost and _status(info) == "FAILED" and VANISHED.search((info.message or "") or "ActorDied"):
             limit = time.monotonic() + NOTICE
             while not (lost := self._lost(info)) and time.monotonic() < limit:
                 time.sleep(LOOK)
