@@ -347,7 +347,7 @@ class Job:
         log.finish(reader)
         if info is None:
             raise JobFailedError(f"the cluster at {self.url} knows no job {self.id} any more: it was deleted")
-        if not lost and _status(info) == "FAILED" and VANISHED.search((info.message or "") or "ActorDied"):
+        if not lost and _status(info) == "FAILED" and (not info.message or VANISHED.search(info.message)):
             limit = time.monotonic() + NOTICE
             while not (lost := self._lost(info)) and time.monotonic() < limit:
                 time.sleep(LOOK)
