@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.masking import mask
-from recipes.metrics import JsonLines, Metrics, of_run
+from recipes.metrics import JsonLines, Metrics, one_curve
 from recipes.run.directory import ENDED, Run, read_state
 
 TAIL_LINES, TAIL_BYTES, LINE_WIDTH = 8, 32_768, 160
@@ -52,19 +52,21 @@ class Reader:
     """The metrics of a run that goes on, all attempts as one curve; reads what is new since the time before."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self._first = run, JsonLines(run.metrics(1))
-        self._sizes: tuple[int, ...] = ()
-        self._merged: Metrics | None = None
+        self.run = run
+        self._readers: dict[int, JsonLines] = {}
+        self._parts: dict[int, Metrics] = {}
+        self._latest: Metrics | None = None
 
     def read(self) -> Metrics:
         """Return the metrics as they are now. Raises OSError if a file is there and can't be read."""
-        numbers = self.run.attempts
-        if len(numbers) < 2:
-            return self._first.read()
-        sizes = tuple(p.stat().st_size if (p := self.run.metrics(n)).exists() else -1 for n in numbers)
-        if self._merged is None or sizes != self._sizes:
-            self._sizes, self._merged = sizes, of_run(self.run.path)
-        return self._merged
+        for number in self.run.attempts or (1,):
+            self._readers.setdefault(number, JsonLines(self.run.metrics(number)))
+        parts = {number: reader.read() for number, reader in self._readers.items()}
+        # A reader returns the same object where nothing was written since.
+        if self._latest is None or any(part is not self._parts.get(number) for number, part in parts.items()):
+            self._parts = parts
+            self._latest = one_curve(parts, self.run.path) if len(parts) > 1 else parts[min(parts)]
+        return self._latest
 
 
 def look(run: Run, reader: Reader | None = None) -> Moment:

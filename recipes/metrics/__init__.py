@@ -2,6 +2,7 @@
 
     read(path)          → Metrics   a run directory, JSON lines, TensorBoard, a console log, our CSV; gzip of a file
     of_run(path)        → Metrics   a run directory: its attempts as one curve
+    one_curve(parts, path)          the same of attempts that were read already
     JsonLines(path)     → .read()   a file that grows, read again and again: JSON lines
     ConsoleLog(path)    → .read()   the same for a console log
     write_csv(metrics, path)
@@ -11,7 +12,7 @@
 
 from recipes.metrics.console import ConsoleLog, read_console
 from recipes.metrics.jsonl import JsonLines, parse_line, read_jsonl
-from recipes.metrics.source import of_run, read
+from recipes.metrics.source import of_run, one_curve, read
 from recipes.metrics.table import Broken, Metrics, Rows, as_metrics, write_csv
 from recipes.metrics.tensorboard import read_tensorboard
 
@@ -23,6 +24,7 @@ __all__ = [
     "Rows",
     "as_metrics",
     "of_run",
+    "one_curve",
     "parse_line",
     "read",
     "read_console",

@@ -9,6 +9,7 @@ import math
 import os
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from recipes.errors import RecipeError
@@ -17,6 +18,7 @@ from recipes.metrics.growing import GZIP
 from recipes.metrics.jsonl import parse_line, read_jsonl
 from recipes.metrics.table import MAX_STEP, Broken, Metrics, Rows, short
 from recipes.metrics.tensorboard import event_files, is_event_file, read_tensorboard
+from recipes.run.directory import Run
 
 KINDS = (
     "verl's JSON lines, TensorBoard events, a console log of verl, slime or MindSpeed-RL, or CSV as `recipes metrics` "
@@ -60,11 +62,14 @@ def of_run(path: str | os.PathLike[str]) -> Metrics:
     that the one before has trained. `Metrics.attempts` says which attempt a step came from: the last one that wrote
     anything but validation there. Raises RecipeError when no attempt is there.
     """
-    path = Path(path)
-    found = {int(folder.name): folder for folder in (path / "attempts").glob("*") if folder.name.isdecimal()}
-    if not found:
+    run = Run(Path(path))
+    if not run.attempts:
         raise RecipeError(f"{path} is no run directory: it has no attempts.")
-    parts = {number: read_jsonl(found[number] / "metrics.jsonl") for number in sorted(found)}
+    return one_curve({number: read_jsonl(run.metrics(number)) for number in run.attempts}, run.path)
+
+
+def one_curve(parts: Mapping[int, Metrics], path: Path) -> Metrics:
+    """The attempts of the run at `path`, number → its metrics in rising order, as of_run describes them."""
     attempts: dict[int, int] = {}
     for number, part in parts.items():
         trained = part.table[[key for key in part.table if not str(key).startswith("val-")]].notna().any(axis=1)
@@ -90,7 +95,7 @@ def of_run(path: str | os.PathLike[str]) -> Metrics:
     )
 
 
-def _merge(parts: dict[int, Metrics]) -> Metrics:
+def _merge(parts: Mapping[int, Metrics]) -> Metrics:
     """Tables laid one over the other, the later on top."""
     import numpy as np
 
