@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from recipes import __version__
 from recipes.cli_batch import batch_command
 from recipes.cli_compare import compare_command, report_command, rollouts_command
 from recipes.cli_diagnose import diagnose_command
+from recipes.cli_follow import Progress, follow
 from recipes.cli_judge import baseline_command, judge_command
 from recipes.cli_metrics import metrics_command, plot_command
 from recipes.cli_node import doctor
@@ -201,7 +200,7 @@ def run(
     watched: dict[str, Any] = {"deadline_seconds": None if deadline is None else 60 * deadline, "waived": waive}
     started = resume.resume(resumption, **watched) if resumption else launch.start(composed, command, **watched)
     click.echo(f"run directory: {started.path}")
-    state = _follow(started.path, stop_on_interrupt=True)
+    state = follow(started.path, stop_on_interrupt=True)
     judged = notebook.judge(started.path)
     click.echo(judged.text())
     lost = any(j.rule == "EXPORT" and j.outcome == "fail" for j in judged.verdict.judgements)
@@ -253,7 +252,7 @@ def rehearse(
     started = launch.start(told.composed, command, deadline_seconds=None if deadline is None else 60 * deadline)
     write_json(started.path / "rehearsal.json", told.to_dict())
     click.echo(f"run directory: {started.path}")
-    _follow(started.path, stop_on_interrupt=True)
+    follow(started.path, stop_on_interrupt=True)
     judgements = notebook.judge(started.path).verdict.judgements
     counted = [j for j in judgements if j.rule in rehearsal.COUNTS]
     for j in counted:
@@ -294,7 +293,7 @@ def run_notebook(path: Path, pairs: tuple[tuple[str, str], ...], run_dir: Path |
 @click.argument("run_dir", type=click.Path(path_type=Path))
 def watch(run_dir: Path) -> None:
     """Watch a run that somebody else started. Ctrl-C ends the watching, not the run."""
-    state = _follow(run_dir, stop_on_interrupt=False)
+    state = follow(run_dir, stop_on_interrupt=False)
     sys.exit(0 if state["state"] == "finished" else 1)
 
 
@@ -344,55 +343,6 @@ def prepare(name: str, overrides: tuple[str, ...], python: str | None) -> None:
             f"Recipe {composed.name} does not make its model and data: it names model.path and data files."
         )
     notebook.prepare(composed, python=python)
-
-
-def _follow(path: Path, *, stop_on_interrupt: bool) -> dict[str, Any]:
-    """Print the progress of a run until it has ended; returns its state (run.json)."""
-    from recipes import diagnosis, live, notebook
-    from recipes.run import launch
-    from recipes.run.directory import open_run
-
-    opened, printed = open_run(path), Progress()
-    try:
-        for moment in live.follow(opened):
-            printed.say(notebook.status(moment))
-    except KeyboardInterrupt:
-        printed.close()
-        if not stop_on_interrupt:
-            sys.exit(130)
-        click.echo("ending the run …", err=True)
-        launch.stop(opened)
-    printed.close()
-    notebook.record(opened)
-    state = launch.read_state(opened)
-    click.echo(f"{state['state']}{': ' + state['cause'] if state['cause'] else ''}")
-    if state["state"] in ("failed", "lost") and (said := diagnosis.brief(opened)):
-        click.echo(said)
-    click.echo(f"curves: {opened.curves / 'curves.png'}\nlog: {opened.log()}")
-    return state
-
-
-class Progress:
-    """One line on stderr that is rewritten in a terminal; in a file, a line every ten seconds at most."""
-
-    def __init__(self) -> None:
-        self.in_place, self.said, self.last = sys.stderr.isatty(), 0.0, ""
-
-    def say(self, line: str) -> None:
-        self.last = line
-        if self.in_place:
-            width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
-            click.echo(f"\r\x1b[K{line[:width]}", err=True, nl=False)
-        elif time.monotonic() - self.said > 10:
-            self.said, self.last = time.monotonic(), ""
-            click.echo(line, err=True)
-
-    def close(self) -> None:
-        """End the line, or say the last one if it was held back."""
-        if self.in_place:
-            click.echo("", err=True)
-        elif self.last:
-            click.echo(self.last, err=True)
 
 
 for command in (

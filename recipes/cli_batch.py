@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from recipes.cli_follow import Progress
+
 # What a command needs is imported inside it, so that --help answers at once.
 
 # Seconds between lines of progress where they are not rewritten in place: a night is long, and a log is read.
@@ -41,7 +43,6 @@ def batch_command(
     has not; 130 after an interrupt. The directory then holds summary.html, summary.csv and junit.xml.
     """
     from recipes import batch, batch_run, batch_summary, params
-    from recipes.cli import Progress
     from recipes.errors import writing
 
     loaded = batch.load(batch.find(file))

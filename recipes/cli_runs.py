@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from recipes.cli_follow import follow
+
 # What a command needs is imported inside it, so that --help answers at once.
 
 
@@ -25,7 +27,6 @@ def replay_command(run_dir: Path, target: Path | None, dry_run: bool) -> None:
     a missing interpreter, model or data does. Secrets were not recorded: export them again.
     """
     from recipes import notebook, params, replay
-    from recipes.cli import _follow
     from recipes.run import launch
     from recipes.run.directory import default_path, open_run, read_state
 
@@ -49,7 +50,7 @@ def replay_command(run_dir: Path, target: Path | None, dry_run: bool) -> None:
     )
     planned.record(started)
     click.echo(f"run directory: {started.path}")
-    ended = _follow(started.path, stop_on_interrupt=True)
+    ended = follow(started.path, stop_on_interrupt=True)
     click.echo(notebook.judge(started.path).text())
     sys.exit(0 if ended["state"] == "finished" else 1)
 
