@@ -50,12 +50,7 @@ def main() -> int:
     parser.add_argument("--attempt", type=int, default=1)
     parser.add_argument("--link", type=int, help="read end of a pipe that closes when the launcher is gone")
     given = parser.parse_args()
-    return supervise(Run(given.run), given.attempt, given.link)
-
-
-def supervise(run: Run, attempt: int, link: int | None) -> int:
-    """Start the command of attempt `attempt`, watch it, end everything it leaves, and record how it ended."""
-    return Supervisor(run, attempt).supervise(link)
+    return Supervisor(Run(given.run), given.attempt).supervise(given.link)
 
 
 class Supervisor:
@@ -80,7 +75,10 @@ class Supervisor:
         self.memory_kills = causes.memory_kills()
 
     def supervise(self, link: int | None) -> int:
-        """Own the attempt. `link` is the read end of the launcher's pipe. Returns the exit code of main()."""
+        """Start the attempt, watch it, end everything it leaves, and record how it ended. Returns main()'s exit code.
+
+        `link` is the read end of the launcher's pipe.
+        """
         self._listen()
         _adopt_orphans()
         word = self._fork_guard(link)
