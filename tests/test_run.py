@@ -109,6 +109,18 @@ def test_a_deadline_ends_the_run_and_says_so(started):
     assert (state["state"], state["cause"]) == ("stopped", "deadline of 1 s passed")
 
 
+def test_a_deadline_does_not_count_while_a_job_waits_for_its_devices(tmp_path):
+    """A job of a cluster is submitted, and its record written, when the devices are there."""
+    run = create(tmp_path / "run", "r", {"deadline_seconds": 1.0})
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    write_json(run.attempt(1) / "command.json", {"argv": waits, "supervised": waits, "environment": {}})
+    launch.start_supervisor(run, 1)
+    assert launch.wait(run, timeout=3.0)["state"] == "running"
+    write_json(run.attempt(1) / "job.json", {})
+    state = launch.wait(run, timeout=30)
+    assert (state["state"], state["cause"]) == ("stopped", "deadline of 1 s passed")
+
+
 def launcher(tmp_path, does, rule) -> subprocess.Popen:
     """Another process that starts a run and then does nothing, as a kernel between two cells."""
     code = f"""

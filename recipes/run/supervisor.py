@@ -157,12 +157,14 @@ class Supervisor:
         watch = self.state.get("hang") or {}
         patience = hang.Patience(**watch.get("patience", {}))
         pace = hang.Pace(self.run.metrics(self.number), patience, self.began)
-        beat = alarmed = self.began
+        beat = alarmed = since = self.began
         self.early = self._watch_early(self.state.get("stop_on") or ())
         while self.child.poll() is None:
             if self.asked:
                 return "stopped", self.asked[0]
-            if deadline is not None and time.monotonic() - self.began > deadline:
+            if self._is_queued():  # neither the deadline nor the start-up has begun
+                since = pace.last = time.monotonic()
+            if deadline is not None and time.monotonic() - since > deadline:
                 return "stopped", f"deadline of {deadline:g} s passed"
             if link is not None and _closed(link):
                 os.close(link)
