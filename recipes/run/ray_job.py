@@ -28,6 +28,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -157,6 +158,9 @@ class Job:
         self.file = self._file(attempt)
         self.client: Any = None
         self.turn, self.has_turn = contextlib.ExitStack(), False
+        # Processes of the job on each node, by its id, the most that were seen: Ray forgets where they were when a job
+        # has ended.
+        self.seats: dict[str, int] = {}
 
     def attend(self, log: Log) -> int:
         """Bring the job to its end and return its exit code. Raises JobError."""
@@ -336,6 +340,7 @@ class Job:
                 if not placed and (looked > taking or self._has_devices(info)):
                     placed = True
                     self.turn.close()
+                self._see_seats(info)
                 lost = self._lost(info)
                 if lost and since is None:
                     since = looked
@@ -412,11 +417,14 @@ class Job:
         for node, address in then.items():
             if now.get(node, {}).get("state") == "ALIVE":
                 continue
-            count = len(self._actors(info, ("node_id", "=", node)))
-            if count:
+            if count := max(len(self._actors(info, ("node_id", "=", node))), self.seats.get(node, 0)):
                 why = now.get(node, {}).get("state_message") or "Ray does not say why"
                 told[node] = f"node {address} was lost with {count} processes of this run: {_shortened(why)}"
         return told
+
+    def _see_seats(self, info: Any) -> None:
+        for node, count in Counter(actor.node_id for actor in self._actors(info, ("state", "=", "ALIVE"))).items():
+            self.seats[node] = max(count, self.seats.get(node, 0))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
         """Ask until there is an answer, for as long as a cluster may keep silent. Raises ClusterError."""
