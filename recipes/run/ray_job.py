@@ -42,6 +42,7 @@ if (
 
 from recipes.atomic import replace_file
 from recipes.masking import looks_secret
+from recipes.run.causes import last_exception
 
 # Seconds: between looks at the job; between looks at the nodes; for one answer of the dashboard.
 LOOK, NODES, ANSWER = 1.0, 5.0, 30
@@ -50,7 +51,7 @@ REPEAT = 60.0
 # Seconds a training that lost a node gets to end by itself. Other ranks may wait for it in a collective for longer.
 LOST_GRACE = 30.0
 # Seconds until Ray may have noticed that a node is gone, once a process on it was missed (5 health checks, 3 s each).
-NOTICE = 120.0
+NOTICE = 30.0
 # Seconds a training gets to end when it is stopped, before Ray kills it; less than the supervisor's grace.
 STOP_GRACE = 8
 # Seconds for the job's processes on all nodes to be gone after its driver.
@@ -352,7 +353,9 @@ class Job:
         log.finish(reader)
         if info is None:
             raise JobFailedError(f"the cluster at {self.url} knows no job {self.id} any more: it was deleted")
-        if not lost and _status(info) == "FAILED" and (not info.message or VANISHED.search(info.message)):
+        # Ray's message holds the end of the log, which a dump of some raylet may fill: the exception stands before it.
+        words = f"{info.message} {last_exception(self.file.parent / 'train.log')}"
+        if not lost and _status(info) == "FAILED" and VANISHED.search(words):
             limit = time.monotonic() + NOTICE
             while not (lost := self._lost(info)) and time.monotonic() < limit:
                 time.sleep(LOOK)
