@@ -834,7 +834,6 @@ NUMERICS = (
         "The policy's weights are no numbers any more: an update broke them.",
         "Lower optimizer.lr, set optimizer.clip_grad, and look at actor/grad_norm of the steps before.",
         ("optimizer.lr", "optimizer.clip_grad"),
-        "recipes/cpu/generate.py, the rollout of the CPU target",
     ),
     Cause(
         "skipped-step",
