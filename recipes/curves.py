@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +29,7 @@ from recipes.metrics import Metrics, as_metrics, write_csv
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.gridspec import SubplotSpec
@@ -420,7 +421,7 @@ def recolor(fig: Figure, old: Theme, new: Theme) -> None:
         return [turned(color) for color in to_rgba_array(found)]
 
     with matplotlib.rc_context(_rc(new)):
-        for artist in fig.findobj(include_self=True):
+        for artist in _artists(fig):
             if isinstance(artist, Line2D):
                 artist.set_color(turned(artist.get_color()))
                 artist.set_markerfacecolor(turned(artist.get_markerfacecolor()))
@@ -433,6 +434,16 @@ def recolor(fig: Figure, old: Theme, new: Theme) -> None:
                 face, edge = artist.get_facecolor(), artist.get_edgecolor()
                 artist.set_facecolor(turned_all(face))
                 artist.set_edgecolor(turned_all(edge))
+
+
+def _artists(artist: Artist) -> Iterator[Artist]:
+    """The artist and all below it but the axes' own scales: hidden, they would first make ticks to be asked for them."""
+    from matplotlib.axis import Axis
+
+    yield artist
+    for child in artist.get_children():
+        if not isinstance(child, Axis):
+            yield from _artists(child)
 
 
 def save(
