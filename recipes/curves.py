@@ -437,7 +437,7 @@ def recolor(fig: Figure, old: Theme, new: Theme) -> None:
 
 
 def _artists(artist: Artist) -> Iterator[Artist]:
-    """The artist and all below it but the axes' own scales: hidden, they would first make ticks to be asked for them."""
+    """The artist and all below it but the scales of axes: hidden, they would first make ticks to be asked for them."""
     from matplotlib.axis import Axis
 
     yield artist
