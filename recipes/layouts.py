@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -722,20 +722,28 @@ def changes(found: Plan, layout: Layout) -> dict[str, Any]:
 
 def recipe_text(found: Plan, layout: Layout, base: str) -> str:
     """Return a recipe file that extends `base` by what the layout and overrides change, its reasons as comments."""
-    import yaml
-
-    tree: dict[str, Any] = {"defaults": [base], "title": f"{found.name} on {_nodes(found)} of {found.hardware}"}
     # What was overridden for the plan is no part of the base either.
     history = found.subject.composed.history
     said = {key: s[-1].value for key, s in history.items() if s[-1].origin.startswith("override ")}
-    for key, value in {**said, **changes(found, layout)}.items():
+    title = f"{found.name} on {_nodes(found)} of {found.hardware}"
+    return extending(
+        base, title, {**said, **changes(found, layout)}, ("Planned by recipes layouts, never run.", *layout.reasons)
+    )
+
+
+def extending(base: str, title: str, settings: Mapping[str, Any], comments: Iterable[str]) -> str:
+    """Return a recipe file that extends `base` by dotted `settings`; each comment is a line before them."""
+    import yaml
+
+    tree: dict[str, Any] = {"defaults": [base], "title": title}
+    for key, value in settings.items():
         here: Any = tree
         *groups, last = key.split(".")
         for group in groups:
             here = here.setdefault(group, {})
         here[last] = value
-    comments = "".join(f"# {reason}\n" for reason in layout.reasons)
-    return f"# Planned by recipes layouts, never run.\n{comments}{yaml.safe_dump(tree, sort_keys=False, width=120)}"
+    told = "".join(f"# {comment}\n" for comment in comments)
+    return told + yaml.safe_dump(tree, sort_keys=False, width=120, allow_unicode=True)
 
 
 def _nodes(found: Plan) -> str:

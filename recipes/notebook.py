@@ -85,7 +85,7 @@ def resolve(namespace: Mapping[str, Any]) -> Plan:
     holds a run which has ended, and checkpoint.resume=auto, the plan is that run's next attempt.
     Raises RecipeError for a parameter nobody knows, a value of the wrong type, or a key verl does not have.
     """
-    _refuse_unknown(namespace)
+    refuse_unknown(namespace)
     given = {name: namespace.get(name) for name in PARAMETERS}
     params.refuse_secrets(params.Setting(key, given[key], f"parameter {key}") for key in OWN_PARAMETERS)
     name = given["recipe"]
@@ -175,17 +175,30 @@ class Findings:
     memory: memory.Memory | None = None
     looked: int = 0
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        rows = [(f.severity, f.rule, str(f), f.noticed) for f in self.found]
-        summary = f"{self.looked} rules looked, {len(rows)} found something."
-        text = "\n".join([summary, *(f"{severity:8} {rule}: {words}" for severity, rule, words, _ in rows)])
-        shown = page.table(("", "rule", "finding", "would have shown at"), rows) if rows else ""
+    @property
+    def summary(self) -> str:
+        return f"{self.looked} rules looked, {len(self.found)} found something."
+
+    def text(self) -> str:
+        lines = [self.summary, *(f"{f.severity:8} {f.rule}: {f}" for f in self.found)]
         if self.memory is not None:
-            title, words = "memory of the fullest device, computed", bars.describe(self.memory)
-            images = [bars.encoded(self.memory, "png", theme=t, title=title, dpi=100) for t in ("light", "dark")]
-            shown += page.picture(*images, words)
-            text += "\n" + words.replace("; ", "\n")
-        return {"text/html": page.block(page.paragraph(summary), shown), "text/plain": text}
+            lines.append(bars.describe(self.memory).replace("; ", "\n"))
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        rows = [(f.severity, f.rule, str(f), f.noticed) for f in self.found]
+        shown = page.table(("", "rule", "finding", "would have shown at"), rows) if rows else ""
+        return page.block(page.paragraph(self.summary), shown, bars_html(self.memory) if self.memory else "")
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/html": self.html(), "text/plain": self.text()}
+
+
+def bars_html(needed: memory.Memory) -> str:
+    """Return both bars of a device's memory as a picture in a light and a dark form."""
+    title = "memory of the fullest device, computed"
+    images = [bars.encoded(needed, "png", theme=theme, title=title, dpi=100) for theme in ("light", "dark")]
+    return page.picture(*images, bars.describe(needed))
 
 
 def launch(plan: Plan) -> Run:
@@ -414,7 +427,7 @@ def compare(namespace: Mapping[str, Any]) -> compare_view.Compared:
     A source is a path, or LABEL=PATH; None takes the two newest runs. Raises RecipeError for a parameter nobody knows,
     fewer than two sources, one that cannot be read, or an axis (step, tokens, time) it has no numbers for.
     """
-    _refuse_unknown(namespace, COMPARED)
+    refuse_unknown(namespace, COMPARED)
     sources = namespace.get("sources")
     if isinstance(sources, str):  # `papermill -p` can give no list
         sources = shlex.split(sources)
@@ -489,8 +502,10 @@ _FILES = {
 # ------------------------------------------------------------------------------------------------------- the pieces
 
 
-def _refuse_unknown(namespace: Mapping[str, Any], known: Sequence[str] = PARAMETERS) -> None:
-    """Papermill injects a parameter nobody knows with no more than a warning: find its cell and refuse the name.
+def refuse_unknown(namespace: Mapping[str, Any], known: Sequence[str] = PARAMETERS) -> None:
+    """Raise RecipeError for an injected parameter that is not `known`, or is a secret.
+
+    Papermill injects a parameter nobody knows with no more than a warning: find its cell and refuse the name.
 
     A secret among them is in papermill's output by now, which is not ours: all that can be done is to say so.
     """
