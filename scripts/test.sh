@@ -7,8 +7,8 @@ set -euo pipefail
 set_up cpu,dev
 cd "$ROOT"
 if (($#)); then exec .venv/bin/python -m pytest "$@"; fi
-# The quick ones two at a time; real trainings take both cores, so they come one after the other.
+# Two at a time: a training starts up on one core. The quick ones first, so that a slip shows soon.
 code=0
 .venv/bin/python -m pytest -n 2 -m 'not slow' || code=$?
-.venv/bin/python -m pytest -m slow --durations=25 || code=$?
+.venv/bin/python -m pytest -n 2 --dist loadgroup -m slow --durations=25 || code=$?
 exit "$code"

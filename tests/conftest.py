@@ -13,6 +13,16 @@ ROOT = Path(__file__).resolve().parent.parent
 # A job a shell starts in the background ignores SIGINT, and so would every child that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Files of long tests that share nothing: each may run beside the others of its file.
+APART = ("test_batch.py", "test_end_to_end.py", "test_faults.py", "test_rehearsal.py", "test_training.py")
+
+
+def pytest_collection_modifyitems(items):
+    """With `-n --dist loadgroup`, a file's tests share what they set up, and those of the Ray cluster its nodes."""
+    for item in items:
+        group = item.nodeid if item.path.name in APART else item.path.name
+        item.add_marker(pytest.mark.xdist_group("cluster" if item.path.parent.name == "run_ray" else group))
+
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch, tmp_path):
