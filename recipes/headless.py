@@ -63,8 +63,8 @@ def checked(path: Path, parameters: Mapping[str, Any], run_dir: Path) -> dict[st
     Raises RecipeError for a parameter that neither the notebook nor notebook.resolve knows.
     """
     known = declared(path)
-    if "recipe" not in known:
-        raise RecipeError(f"{path.name} names no recipe, so it trains nothing: run it with papermill.")
+    if not {"recipe", "run_dir"} <= known.keys():
+        raise RecipeError(f"{path.name} takes no recipe and run_dir, so it trains nothing: run it with papermill.")
     for name in parameters:
         if name not in known and name not in notebook.PARAMETERS:
             raise RecipeError(f"{path.name} has no parameter {name!r}{nearest(name, [*known, *notebook.PARAMETERS])}.")

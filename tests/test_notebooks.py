@@ -11,13 +11,15 @@ import nbformat
 import papermill
 import pytest
 
-from recipes import headless, notebook, params
+from recipes import form, headless, notebook, params
 from recipes.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 COMPARE = ROOT / "notebooks" / "90_compare_runs.ipynb"
-TRAINING = [path for path in NOTEBOOKS if path != COMPARE]
+EXPLORE = ROOT / "notebooks" / "30_explore.ipynb"
+OTHERS = {COMPARE: notebook.COMPARED, EXPLORE: form.PARAMETERS}  # they train nothing, and know other parameters
+TRAINING = [path for path in NOTEBOOKS if path not in OTHERS]
 QUICKSTART = ROOT / "notebooks" / "00_quickstart.ipynb"
 SECTIONS = ["Parameters", "Resolve", "Preflight", "Launch", "Watch", "Judge", "Record"]
 
@@ -88,7 +90,7 @@ def test_every_parameter_is_typed_explained_and_known(path):
     declared = headless.declared(path)
     assert set(inferred) == set(declared)
     for name, seen in inferred.items():
-        assert name in (notebook.PARAMETERS if path in TRAINING else notebook.COMPARED)
+        assert name in OTHERS.get(path, notebook.PARAMETERS)
         assert seen["inferred_type_name"] in ("str", "int", "float", "bool", "list"), name
         assert seen["help"].strip(), name
         assert ast.literal_eval(seen["default"]) == declared[name]
@@ -143,9 +145,10 @@ def test_comparing_takes_the_two_newest_runs_of_its_own(tmp_path, monkeypatch):
     assert [one.name for one in notebook.compare({"sources": None}).found.groups] == ["b", "c"]
 
 
-def test_the_command_that_trains_says_that_this_one_does_not():
+@pytest.mark.parametrize("path", OTHERS, ids=lambda p: p.stem)
+def test_the_command_that_trains_says_that_this_one_does_not(path):
     with pytest.raises(RecipeError, match="it trains nothing: run it with papermill"):
-        headless.checked(COMPARE, {}, ROOT)
+        headless.checked(path, {}, ROOT)
 
 
 # ------------------------------------------------------------------------------------------------- bad parameters
