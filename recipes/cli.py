@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from recipes import __version__
+from recipes import __version__, completion
 from recipes.cli_batch import batch_command
 from recipes.cli_compare import compare_command, report_command, rollouts_command
 from recipes.cli_diagnose import diagnose_command
@@ -67,8 +67,8 @@ def list_recipes(as_json: bool) -> None:
 
 
 @main.command(epilog=OVERRIDES)
-@click.argument("name")
-@click.argument("overrides", nargs=-1)
+@click.argument("name", shell_complete=completion.recipe)
+@click.argument("overrides", nargs=-1, shell_complete=completion.override)
 @click.option("--diff-base", is_flag=True, help="Only what differs from the recipe's bases.")
 def show(name: str, overrides: tuple[str, ...], diff_base: bool) -> None:
     """Show a recipe as it resolves."""
@@ -83,9 +83,9 @@ def show(name: str, overrides: tuple[str, ...], diff_base: bool) -> None:
 
 
 @main.command(epilog=OVERRIDES)
-@click.argument("name")
-@click.argument("key")
-@click.argument("overrides", nargs=-1)
+@click.argument("name", shell_complete=completion.recipe)
+@click.argument("key", shell_complete=completion.key)
+@click.argument("overrides", nargs=-1, shell_complete=completion.override)
 def explain(name: str, key: str, overrides: tuple[str, ...]) -> None:
     """Say what KEY means, its value in recipe NAME, and which file or flag set it."""
     from recipes import params
@@ -101,8 +101,8 @@ def explain(name: str, key: str, overrides: tuple[str, ...]) -> None:
 
 
 @main.command(epilog=OVERRIDES)
-@click.argument("name")
-@click.argument("overrides", nargs=-1)
+@click.argument("name", shell_complete=completion.recipe)
+@click.argument("overrides", nargs=-1, shell_complete=completion.override)
 @click.option("--here/--anywhere", default=True, help="Also look at this machine's files and packages (default).")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Also write a JUnit report here, a test case a rule.")
@@ -142,9 +142,16 @@ def check(
 
 
 @main.command(epilog=OVERRIDES)
-@click.argument("name", required=False)
-@click.argument("overrides", nargs=-1)
-@click.option("--resume", "resumed", type=click.Path(path_type=Path), metavar="RUN", help="Go on with this run.")
+@click.argument("name", required=False, shell_complete=completion.recipe)
+@click.argument("overrides", nargs=-1, shell_complete=completion.override)
+@click.option(
+    "--resume",
+    "resumed",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Go on with this run.",
+    shell_complete=completion.run,
+)
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run goes (default: a new folder in runs/).")
 @click.option("--dry-run", is_flag=True, help="Print the command and its environment; start nothing.")
 @click.option("--waive", multiple=True, metavar="RULE", help="Launch in spite of this preflight rule.")
@@ -208,8 +215,8 @@ def run(
 
 
 @main.command(epilog=OVERRIDES)
-@click.argument("name")
-@click.argument("overrides", nargs=-1)
+@click.argument("name", shell_complete=completion.recipe)
+@click.argument("overrides", nargs=-1, shell_complete=completion.override)
 @click.option("--ranks", type=int, default=2, show_default=True, help="Processes to fold the layout to: 1, 2 or 4.")
 @click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True, help="Steps to train.")
 @click.option("--export/--no-export", default=True, help="Write a checkpoint at the end and compare it (default).")
@@ -290,7 +297,7 @@ def run_notebook(path: Path, pairs: tuple[tuple[str, str], ...], run_dir: Path |
 
 
 @main.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=click.Path(path_type=Path), shell_complete=completion.run)
 def watch(run_dir: Path) -> None:
     """Watch a run that somebody else started. Ctrl-C ends the watching, not the run."""
     state = follow(run_dir, stop_on_interrupt=False)
@@ -298,7 +305,7 @@ def watch(run_dir: Path) -> None:
 
 
 @main.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=click.Path(path_type=Path), shell_complete=completion.run)
 def stop(run_dir: Path) -> None:
     """End a run and everything it started."""
     from recipes.run import launch
@@ -309,8 +316,8 @@ def stop(run_dir: Path) -> None:
 
 
 @main.command(epilog=OVERRIDES)
-@click.argument("name", required=False)
-@click.argument("overrides", nargs=-1)
+@click.argument("name", required=False, shell_complete=completion.recipe)
+@click.argument("overrides", nargs=-1, shell_complete=completion.override)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write here and make it executable.")
 @click.option("--all", "folder", type=click.Path(path_type=Path), help="Write every recipe into this folder.")
 @python_option
@@ -330,8 +337,8 @@ def export(
 
 
 @main.command(epilog=OVERRIDES)
-@click.argument("name")
-@click.argument("overrides", nargs=-1)
+@click.argument("name", shell_complete=completion.recipe)
+@click.argument("overrides", nargs=-1, shell_complete=completion.override)
 @python_option
 def prepare(name: str, overrides: tuple[str, ...], python: str | None) -> None:
     """Make the model and the data of a recipe on this machine, if the recipe says how."""

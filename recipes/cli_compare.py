@@ -7,11 +7,13 @@ from pathlib import Path
 
 import click
 
+from recipes import completion
+
 # What a command needs is imported inside it, so that --help answers at once.
 
 
 @click.command("compare")
-@click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]RUN|LOG...")
+@click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]RUN|LOG...", shell_complete=completion.run)
 @click.option(
     "--by", type=click.Choice(["step", "tokens", "time"]), default="step", help="What curves are laid over by."
 )
@@ -60,7 +62,7 @@ def compare_command(
 
 
 @click.command("report")
-@click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]RUN|LOG...")
+@click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]RUN|LOG...", shell_complete=completion.run)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Default: report.html in the run, or here.")
 @click.option("--by", type=click.Choice(["step", "tokens", "time"]), default="step", help="The axis several share.")
 def report_command(sources: tuple[str, ...], output: Path | None, by: str) -> None:
@@ -82,7 +84,7 @@ def report_command(sources: tuple[str, ...], output: Path | None, by: str) -> No
 
 
 @click.command("rollouts")
-@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|FOLDER|FILE")
+@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|FOLDER|FILE", shell_complete=completion.run)
 @click.option("--step", type=int, help="Only this step (default: all, and the last one for responses).")
 @click.option("--worst", type=click.IntRange(1), metavar="K", help="Show the K responses with the lowest reward.")
 @click.option("--best", type=click.IntRange(1), metavar="K", help="Show the K responses with the highest reward.")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from recipes import completion
 from recipes.errors import RecipeError
 
 # What a command needs is imported inside it, so that --help answers at once.
@@ -18,7 +19,9 @@ HEAD = 9
 
 
 @click.command("diagnose")
-@click.argument("path", metavar="RUN|LOG", type=click.Path(path_type=Path), required=False)
+@click.argument(
+    "path", metavar="RUN|LOG", type=click.Path(path_type=Path), required=False, shell_complete=completion.run
+)
 @click.option("--attempt", type=click.IntRange(min=1), help="Attempt of a run; default: the last.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--list", "listing", is_flag=True, help="List every known cause with its texts and remedy, as Markdown.")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from recipes import completion
 from recipes.errors import RecipeError, writing
 
 # What a command needs is imported inside it, so that --help answers at once.
@@ -28,7 +29,9 @@ def _rules() -> None:
 
 
 @click.command("judge")
-@click.argument("run_dir", metavar="RUN|FILE", required=False, type=click.Path(path_type=Path))
+@click.argument(
+    "run_dir", metavar="RUN|FILE", required=False, type=click.Path(path_type=Path), shell_complete=completion.run
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Also write a JUnit report here, a test case a rule.")
 @click.option("--threshold", "thresholds", multiple=True, metavar="NAME=VALUE", help="Set one threshold.")
@@ -79,7 +82,9 @@ def baseline_command() -> None:
 
 
 @baseline_command.command("make")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN…", type=click.Path(path_type=Path))
+@click.argument(
+    "runs", nargs=-1, required=True, metavar="RUN…", type=click.Path(path_type=Path), shell_complete=completion.run
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to (default: where judge looks for it).")
 @click.option("--warmup", type=click.IntRange(min=0), default=3, show_default=True, help="First steps to leave out.")
 @click.option("--replace", is_flag=True, help="Write over a baseline that is there.")

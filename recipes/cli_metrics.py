@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from recipes import completion
 from recipes.errors import RecipeError, nearest, writing
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _SHOWN = 12  # keys, broken places and folded names a summary lists; JSON has th
 
 
 @click.command("metrics")
-@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|FILE")
+@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|FILE", shell_complete=completion.run)
 @click.option("-o", "--output", type=click.Path(path_type=Path, allow_dash=True), help=".csv, .parquet, or - for CSV.")
 @click.option("--json", "as_json", is_flag=True, help="The summary as JSON, with all keys.")
 @click.option("--keys", multiple=True, metavar="PATTERN", help="Only keys like this: a name, or a pattern with * or ?.")
@@ -182,7 +183,14 @@ def _steps(at: list[int]) -> str:
 
 
 @click.command("plot")
-@click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN|FILE...")
+@click.argument(
+    "sources",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="RUN|FILE...",
+    shell_complete=completion.run,
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for the curves (default: see above).")
 def plot_command(sources: tuple[Path, ...], output: Path | None) -> None:
     """Draw the curves of runs, or of any files `recipes metrics` reads (PNG light and dark, SVG, CSV).

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from recipes import completion
+
 # What a command needs is imported inside it, so that --help answers at once.
 
 STYLES = {
@@ -27,8 +29,8 @@ INDENT = 2 + 8 + 1 + SUBJECT + 1
 
 
 @click.command("doctor", epilog="Overrides are key=value, such as optimizer.lr=1e-6 or tensor_parallel=8.")
-@click.argument("name", required=False)
-@click.argument("overrides", nargs=-1)
+@click.argument("name", required=False, shell_complete=completion.recipe)
+@click.argument("overrides", nargs=-1, shell_complete=completion.override)
 @click.option("--address", envvar="RAY_ADDRESS", help="A Ray cluster that runs: compare its nodes (RAY_ADDRESS).")
 @click.option(
     "--deadline",

@@ -8,16 +8,21 @@ from pathlib import Path
 
 import click
 
+from recipes import completion
 from recipes.errors import RecipeError, writing
 
 # What a command needs is imported inside it, so that --help answers at once.
 
 
 @click.command("layouts", epilog="Overrides are key=value, such as optimizer.lr=1e-6 or batch.micro=1.")
-@click.argument("name")
-@click.argument("overrides", nargs=-1)
+@click.argument("name", shell_complete=completion.recipe)
+@click.argument("overrides", nargs=-1, shell_complete=completion.override)
 @click.option("--nodes", type=int, help="Nodes that train (default: the recipe's).")
-@click.option("--hardware", help="Facts under params/hardware, such as atlas_a2 (default: the recipe's).")
+@click.option(
+    "--hardware",
+    help="Facts under params/hardware, such as atlas_a2 (default: the recipe's).",
+    shell_complete=completion.hardware,
+)
 @click.option("--length", type=int, metavar="TOKENS", help="Longest prompt + response (default: the recipe's).")
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="How many to show.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the first as a recipe that extends NAME.")
@@ -60,8 +65,8 @@ def layouts_command(
 
 
 @click.command("simulate", epilog="Overrides are key=value, such as tensor_parallel=8 or batch.micro=1.")
-@click.argument("name")
-@click.argument("overrides", nargs=-1)
+@click.argument("name", shell_complete=completion.recipe)
+@click.argument("overrides", nargs=-1, shell_complete=completion.override)
 @click.option("--figure", type=click.Path(path_type=Path), help="Draw both memory bars into this PNG or SVG file.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, in bytes and elements.")
 @click.option("--python", default=None, help="Interpreter with the `cpu` extra, if not this one.")

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import click
 
+from recipes import completion
 from recipes.cli_follow import follow
 
 # What a command needs is imported inside it, so that --help answers at once.
 
 
 @click.command("replay")
-@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path), shell_complete=completion.run)
 @click.option(
     "--run-dir", "target", type=click.Path(path_type=Path), help="Where it goes (default: a new folder in runs/)."
 )
@@ -56,8 +57,8 @@ def replay_command(run_dir: Path, target: Path | None, dry_run: bool) -> None:
 
 
 @click.command("diff")
-@click.argument("run_a", type=click.Path(path_type=Path))
-@click.argument("run_b", type=click.Path(path_type=Path))
+@click.argument("run_a", type=click.Path(path_type=Path), shell_complete=completion.run)
+@click.argument("run_b", type=click.Path(path_type=Path), shell_complete=completion.run)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def diff_command(run_a: Path, run_b: Path, as_json: bool) -> None:
     """Say what differs between two runs: outcome, recipe, verl's configuration, environment, packages, commits, data.

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from recipes import completion
+
 # What a command needs is imported inside it, so that --help answers at once.
 
 STYLES = {
@@ -35,7 +37,11 @@ def json_option(function: Any) -> Any:
 
 def hardware_option(function: Any) -> Any:
     return click.option(
-        "--hardware", required=True, metavar="NAME", help="Kind of node, such as atlas_a2 or atlas_a3."
+        "--hardware",
+        required=True,
+        metavar="NAME",
+        help="Kind of node, such as atlas_a2 or atlas_a3.",
+        shell_complete=completion.hardware,
     )(function)
 
 
@@ -56,7 +62,7 @@ def output_option(function: Any) -> Any:
 
 
 @stack.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completion.stack)
 @click.option("--remote", is_flag=True, help="Also ask each repository what its ref stands at now.")
 @click.option(
     "--deadline", type=click.FloatRange(min=0, min_open=True), default=15.0, help="Seconds for each to answer."
@@ -136,7 +142,7 @@ def _show(table: Any, checked: Any) -> None:
 
 
 @stack.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.stack)
 @click.option("--python", envvar="RECIPES_PYTHON", default=None, help="Interpreter that trains (RECIPES_PYTHON).")
 @needs_option
 @json_option
@@ -168,7 +174,7 @@ def verify(name: str, python: str | None, needs: tuple[str, ...], as_json: bool)
 
 
 @stack.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.stack)
 @hardware_option
 @needs_option
 @output_option
@@ -181,7 +187,7 @@ def install(name: str, hardware: str, needs: tuple[str, ...], output: Path | Non
 
 
 @stack.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.stack)
 @hardware_option
 @needs_option
 @output_option
@@ -198,7 +204,14 @@ def dockerfile(name: str, hardware: str, needs: tuple[str, ...], output: Path | 
 
 @stack.command()
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--stack", "name", required=True, metavar="NAME", help="The stack to compare with.")
+@click.option(
+    "--stack",
+    "name",
+    required=True,
+    metavar="NAME",
+    help="The stack to compare with.",
+    shell_complete=completion.stack,
+)
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out files, such as 'docs/blog/*'.")
 @json_option
 def drift(directory: Path, name: str, exclude: tuple[str, ...], as_json: bool) -> None:

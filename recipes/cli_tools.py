@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from recipes import completion
 from recipes.errors import RecipeError, writing
 
 # What a command needs is imported inside it, so that --help answers at once.
@@ -42,7 +43,7 @@ def check_export(source: Path, export: Path, as_json: bool) -> None:
 
 
 @click.command("card")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.recipe)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @python_option
 def card_command(name: str, as_json: bool, python: str | None) -> None:
@@ -159,12 +160,27 @@ def _report(files: list[Path], trial: bool, python: str, *, failed: bool = False
 @click.argument(
     "launch", nargs=-1, type=click.UNPROCESSED, required=True, metavar="SCRIPT [ARGUMENTS]... | KEY=VALUE..."
 )
-@click.option("--stack", required=True, help="The stack the recipe is for; its verl decides which keys there are.")
+@click.option(
+    "--stack",
+    required=True,
+    help="The stack the recipe is for; its verl decides which keys there are.",
+    shell_complete=completion.stack,
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the recipe here.")
 @click.option("--set", "pairs", multiple=True, metavar="NAME=TEXT", help="A variable of the script's environment.")
-@click.option("--hardware", help="Facts under params/hardware; default: by device type and count.")
+@click.option(
+    "--hardware",
+    help="Facts under params/hardware; default: by device type and count.",
+    shell_complete=completion.hardware,
+)
 @click.option("--model", help="Facts under params/models; default: by the model's path.")
-@click.option("--defaults", "base", metavar="RECIPE", help="A recipe to extend instead of starting from nothing.")
+@click.option(
+    "--defaults",
+    "base",
+    metavar="RECIPE",
+    help="A recipe to extend instead of starting from nothing.",
+    shell_complete=completion.recipe,
+)
 @click.option("--line", type=int, help="The line of the launch, where a script has several.")
 @click.option("--json", "as_json", is_flag=True, help="Recipe and report as JSON.")
 @python_option
