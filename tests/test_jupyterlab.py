@@ -448,6 +448,36 @@ def test_without_an_npu_it_checks_and_stops_at_launch(lab, book, name):
     page.look(f"{name}-dark")
 
 
+def test_the_form_answers_in_its_place_and_writes_a_recipe(lab, book):
+    page = book("30_explore")
+    page.run_all()
+    page.says("form.show", "Nothing differs from qwen3/grpo_8b_vllm_a2")
+    first, shown = page.picture("form.show"), page.output("form.show")
+    tensor = shown.get_by_label("tensor parallel", exact=True)
+    expect(tensor).to_have_attribute("placeholder", "2")
+    tensor.press_sequentially("3")
+    page.says("form.show", "1, 2, 4, 8, 16 or 32 do")
+    page.another_picture("form.show", than=first)
+    shown.get_by_label("nodes", exact=True).press_sequentially("two")
+    page.says("form.show", "must be a whole number")
+    assert page.too_wide() == []
+    page.look("explore-findings")
+    tensor.fill("4")
+    shown.get_by_label("nodes", exact=True).fill("2")
+    expect(shown.filter(has_text="layout.heads")).to_have_count(0)
+    shown.get_by_label("file", exact=True).fill("mine.yaml")
+    shown.get_by_role("button", name="Write this recipe").click()
+    page.says("form.show", "recipes run ")
+    recipe = params.compose(str(lab.notebooks / "mine.yaml")).recipe
+    assert (recipe.nodes, recipe.parallel.tensor) == (2, 4)
+    assert page.errors() == []
+    assert page.too_wide() == []
+    page.look("explore-light")
+    page.menu("Settings", "Theme", "JupyterLab Dark")
+    page.picture("form.show", theme="dark")
+    page.look("explore-dark")
+
+
 @pytest.fixture
 def two_runs(lab):
     """Two finished runs of the workbook, the newest it has, with made-up numbers."""
