@@ -320,7 +320,12 @@ class Form:
         narrow = {"style": {"description_width": LABEL}, "layout": w.Layout(width="260px")}
         self.fields: dict[str, Any] = {
             "recipe": w.Dropdown(options=names, value=recipe, description="recipe", **wide),
-            "stack": w.Dropdown(options=["", *stacks], value=stack or "", description="stack", **wide),
+            "stack": w.Dropdown(
+                options=[("as in the recipe", ""), *((name, name) for name in stacks)],
+                value=stack or "",
+                description="stack",
+                **wide,
+            ),
         }
         given = {**settings, "overrides": overrides}
         for name in (*FIELDS, "overrides"):
@@ -380,7 +385,7 @@ class Form:
             self.explored = explore(**settings, fetch=fetch)
         except RecipeError as fault:  # the recipe's own file is at fault
             self.beside["recipe"].value = _coloured("error", str(fault))
-            self.button.disabled = True
+            self.button.disabled, self._settings = True, {}
             return
         self._show()
 
@@ -388,7 +393,8 @@ class Form:
         now = self.explored
         as_it_is = dict(params.flatten(params.to_dict(now.base.recipe)))
         for name, key in FIELDS.items():
-            self.fields[name].placeholder = _shown(as_it_is.get(key))
+            if name != "stack":
+                self.fields[name].placeholder = _shown(as_it_is.get(key))
         for name, words in self.beside.items():
             words.value = _coloured(*now.beside(name))
         self.findings.value, self.difference.value = now.findings_html(), now.difference_html()
