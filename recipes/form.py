@@ -24,7 +24,7 @@ from recipes.errors import RecipeError, nearest, writing
 from recipes.finding import Finding
 from recipes.params import Composed
 
-# What decides a layout: the form's groups of fields, each a parameter's name and the recipe's key.
+# What decides a layout: the form's groups of fields, each a parameter's name and the recipe's key; then its columns.
 GROUPS = {
     "Devices": {"nodes": "nodes", "devices": "devices"},
     "Training": {
@@ -44,6 +44,7 @@ GROUPS = {
     },
     "Generation": {"responses": "rollout.n", "rollout_tensor": "rollout.tensor", "rollout_memory": "rollout.memory"},
 }
+COLUMNS = (("Devices", "Generation"), ("Training",), ("Batch and lengths",))
 FIELDS = {name: key for group in GROUPS.values() for name, key in group.items()} | {
     "stack": "stack",
     "pipeline_layout": "parallel.pipeline_layout",
@@ -125,7 +126,7 @@ class Explored:
         """Return the findings, after what is wrong with no single setting."""
         words = [page.paragraph(self.faults[""])] if "" in self.faults else []
         if left := [_plain(name) for name in self.faults if name]:
-            words.append(page.paragraph(f"All below is without {' and '.join(left)}, which cannot be as it is."))
+            words.append(page.paragraph(f"As in the recipe below, for it cannot be as entered: {', '.join(left)}."))
         shown = notebook.Findings(self.found, looked=self.looked).html() if self.looked else ""
         return page.block(*words) + shown
 
@@ -336,9 +337,12 @@ class Form:
         self.fields["overrides"].placeholder = "any other keys, such as memory.recompute=full rollout.n=8"
         for name, key in FIELDS.items():
             self.fields[name].tooltip = f"{key}: {params.declared_keys()[key]}"
-        self.beside = {name: w.HTML(layout=w.Layout(max_width="640px")) for name in self.fields}
+        # As wide as its field: words that come and go move nothing sideways.
+        self.beside = {name: w.HTML(layout=w.Layout(width=one.layout.width)) for name, one in self.fields.items()}
         self.findings, self.bars, self.difference, self.said = w.HTML(), w.HTML(), w.HTML(), w.HTML()
-        self.file = w.Text(value=write, description="file", placeholder="mine.yaml", **wide)
+        self.file = w.Text(
+            value=write, description="file", placeholder="mine.yaml", **{**wide, "layout": w.Layout(width="520px")}
+        )
         self.overwrite = w.Checkbox(
             value=overwrite, description="overwrite", indent=False, layout=w.Layout(width="auto")
         )
@@ -347,7 +351,7 @@ class Form:
             [
                 *self._with_words("recipe", "stack"),
                 w.HBox(
-                    [w.VBox([w.HTML(f"<b>{title}</b>"), *self._with_words(*group)]) for title, group in GROUPS.items()],
+                    [w.VBox([part for title in column for part in self._group(title)]) for column in COLUMNS],
                     layout=w.Layout(flex_flow="row wrap", align_items="flex-start"),
                 ),
                 *self._with_words("pipeline_layout", "overrides"),
@@ -362,6 +366,11 @@ class Form:
         for one in self.fields.values():
             one.observe(self._changed, "value")
         self.button.on_click(self._write)
+
+    def _group(self, title: str) -> list[Any]:
+        import ipywidgets as w
+
+        return [w.HTML(f"<b>{escape(title)}</b>"), *self._with_words(*GROUPS[title])]
 
     def _with_words(self, *names: str) -> list[Any]:
         return [widget for name in names for widget in (self.fields[name], self.beside[name])]
@@ -392,15 +401,16 @@ class Form:
     def _show(self) -> None:
         now = self.explored
         as_it_is = dict(params.flatten(params.to_dict(now.base.recipe)))
+        as_it_is["devices"] = preflight.subject(now.base).devices_per_node
         for name, key in FIELDS.items():
             if name != "stack":
                 self.fields[name].placeholder = _shown(as_it_is.get(key))
         for name, words in self.beside.items():
             words.value = _coloured(*now.beside(name))
-        self.findings.value, self.difference.value = now.findings_html(), now.difference_html()
+        self.findings.value, self.difference.value = _tight(now.findings_html()), _tight(now.difference_html())
         self.button.disabled = bool(now.faults)
         if (bars := (now.memory, now.unknown)) != self._drawn:  # drawing takes longer than all the rest
-            self._drawn, self.bars.value = bars, now.memory_html()
+            self._drawn, self.bars.value = bars, _tight(now.memory_html())
 
     def _changed(self, change: Any) -> None:
         if self._timer is not None:
@@ -416,7 +426,7 @@ class Form:
             if not self.file.value.strip():
                 raise RecipeError("Name the file to write, such as mine.yaml.")
             path = self.explored.write(self.file.value.strip(), overwrite=self.overwrite.value)
-            self.said.value = page.block(page.verbatim(written(path)))
+            self.said.value = _tight(page.block(page.verbatim(written(path))))
         except RecipeError as fault:
             self.said.value = _coloured("error", str(fault))
 
@@ -425,6 +435,14 @@ class Form:
         return {**self.widget._repr_mimebundle_(), **self.explored._repr_mimebundle_()}
 
 
+def _tight(html: str) -> str:
+    """A widget's lines are as high as a field."""
+    return f'<div style="line-height:1.5">{html}</div>'
+
+
 def _coloured(severity: str, words: str) -> str:
+    if not words:
+        return ""
     colour = "--jp-error-color1,#d1242f" if severity == "error" else "--jp-warn-color1,#c77a00"
-    return f'<span style="color:var({colour});line-height:1.3;display:block">{escape(words)}</span>' if words else ""
+    style = f"color:var({colour});line-height:1.3;white-space:normal;overflow-wrap:anywhere"
+    return f'<div style="{style}">{escape(words)}</div>'

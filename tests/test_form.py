@@ -64,7 +64,7 @@ def test_what_is_refused_is_left_out_and_the_rest_is_looked_at():
     assert "did you mean optimizer.lr" in explored.faults["overrides"]
     assert explored.changes == {"devices": (None, 4)}
     assert explored.looked == len(preflight.looking(here=False))
-    assert "without nodes" in explored.findings_html() or "without tensor parallel" in explored.findings_html()
+    assert "cannot be as entered: tensor parallel, nodes, overrides." in explored.findings_html()
 
 
 @pytest.mark.parametrize(
@@ -181,6 +181,7 @@ def shown():
 
 def test_the_form_shows_what_a_change_comes_to_and_redraws_no_bars_for_nothing(shown, monkeypatch):
     assert shown.fields["tensor_parallel"].placeholder == "2"
+    assert shown.fields["devices"].placeholder == "8"
     drawn, bars = [], form.notebook.bars_html
     monkeypatch.setattr(form.notebook, "bars_html", lambda memory: drawn.append(memory) or bars(memory))
     shown.fields["tensor_parallel"].value = "3"

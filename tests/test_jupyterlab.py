@@ -455,11 +455,13 @@ def test_the_form_answers_in_its_place_and_writes_a_recipe(lab, book):
     first, shown = page.picture("form.show"), page.output("form.show")
     tensor = shown.get_by_label("tensor parallel", exact=True)
     expect(tensor).to_have_attribute("placeholder", "2")
+    place = tensor.bounding_box()
     tensor.press_sequentially("3")
     page.says("form.show", "1, 2, 4, 8, 16 or 32 do")
     page.another_picture("form.show", than=first)
     shown.get_by_label("nodes", exact=True).press_sequentially("two")
     page.says("form.show", "must be a whole number")
+    assert tensor.bounding_box()["x"] == place["x"]  # what is said moves nothing sideways
     assert page.too_wide() == []
     page.look("explore-findings")
     tensor.fill("4")
