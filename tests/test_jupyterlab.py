@@ -449,7 +449,7 @@ def test_without_an_npu_it_checks_and_stops_at_launch(lab, book, name):
 
 
 def test_the_form_answers_in_its_place_and_writes_a_recipe(lab, book):
-    page = book("30_explore")
+    page = book("30_explore", recipe="qwen3/grpo_8b_vllm_a2")
     page.run_all()
     page.says("form.show", "Nothing differs from qwen3/grpo_8b_vllm_a2")
     first, shown = page.picture("form.show"), page.output("form.show")
