@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -29,14 +31,16 @@ def ask(*words: str, **environment: str) -> list[str]:
 @pytest.fixture(scope="module")
 def bash():
     """Types into an interactive bash, completion switched on as README says; returns the words it then has."""
-    pexpect = pytest.importorskip("pexpect")
-    environment = os.environ | {
-        "PATH": f"{RECIPES.parent}:{os.environ['PATH']}",
-        "TERM": "dumb",
-        "INPUTRC": "/dev/null",
-    }
-    child = pexpect.spawn("bash", ["--norc", "--noprofile"], env=environment, encoding="utf-8", timeout=60)
-    child.setwinsize(50, 500)
+    expecting = pytest.importorskip("pexpect.fdpexpect")
+    path = f"{RECIPES.parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "TERM": "dumb", "INPUTRC": "/dev/null"}
+    # Not pexpect.spawn: it forks, and a thread of another test could leave the child waiting for ever.
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(ours, (50, 500))
+    words = ["bash", "--norc", "--noprofile", "-i"]
+    process = subprocess.Popen(words, stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True)
+    os.close(its)
+    child = expecting.fdspawn(ours, encoding="utf-8", timeout=60)
 
     def typed(line: str) -> list[str]:
         # Control-A and -E: the completed line becomes the arguments of printf, between marks no echo of it has.
@@ -46,7 +50,9 @@ def bash():
 
     child.sendline('eval "$(_RECIPES_COMPLETE=bash_source recipes)"')
     yield typed
-    child.close(force=True)
+    child.close()  # bash ends with its terminal
+    process.kill()
+    process.wait()
 
 
 @pytest.mark.parametrize(
