@@ -228,8 +228,7 @@ def save(found: Comparison, folder: Path, *, title: str | None = None) -> list[P
     written = []
     for theme, name in (("light", "compare.png"), ("dark", "compare-dark.png")):
         drawn = figure(found, theme=theme, title=title)  # type: ignore[arg-type]
-        words = {"Software": None, "Description": describe(found)}
-        content = curves._png(drawn, dpi=200, compress_level=9, metadata=words)
+        content = curves.packed(drawn, dpi=200, compress_level=9, description=describe(found))
         written.append(replace_file(folder / name, content))
     texts = {"compare.csv": compare.curves_csv(found)}
     texts["compare.json"] = json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n"

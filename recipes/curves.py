@@ -372,20 +372,29 @@ def headline(
 
 def png(fig: Figure, *, dpi: int = 100) -> bytes:
     """The figure as PNG. 100 dots an inch give 960 pixels; use 200 where the page is shown at half its size."""
-    return _png(fig, dpi=dpi, compress_level=4, metadata={"Software": None})
+    return packed(fig, dpi=dpi, compress_level=3)
 
 
-def _png(fig: Figure, *, dpi: int, compress_level: int, metadata: dict[str, str | None]) -> bytes:
+def packed(fig: Figure, *, dpi: int, compress_level: int, description: str = "") -> bytes:
+    """The figure as PNG at a level of zlib, with its description in words where it is kept as a file."""
+    import PIL.Image
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from PIL.PngImagePlugin import PngInfo
 
-    file = io.BytesIO()
+    file, info = io.BytesIO(), PngInfo()
+    if description:
+        info.add_text("Description", description)
     usual = fig.dpi
     fig.set_dpi(dpi)
     try:
-        # Not fig.savefig: that draws everything twice, the first time for layouts this page does not use.
-        FigureCanvasAgg(fig).print_png(file, metadata=metadata, pil_kwargs={"compress_level": compress_level})
+        # Not fig.savefig: that draws everything twice, the first time for layouts this page does not use. And without
+        # the page's opacity, which is 1 everywhere: packing it would take as long as drawing.
+        canvas = FigureCanvasAgg(fig)
+        canvas.draw()
+        image = PIL.Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
     finally:
         fig.set_dpi(usual)
+    image.save(file, "png", pnginfo=info, dpi=(dpi, dpi), compress_level=compress_level)
     return file.getvalue()
 
 
@@ -464,7 +473,7 @@ def save(
     paths = {}
     for theme, name in (("light", "curves.png"), ("dark", "curves-dark.png")):
         fig = figure(metrics, theme=theme, title=title, total_steps=total_steps)
-        content = _png(fig, dpi=200, compress_level=9, metadata={"Software": None, "Description": words})
+        content = packed(fig, dpi=200, compress_level=9, description=words)
         paths[name] = replace_file(Path(directory) / name, content)
     file = io.BytesIO()
     with matplotlib.rc_context(_rc(THEMES["light"])):

@@ -36,6 +36,7 @@ sys.path.insert(0, str(ROOT))
 from recipes import metrics as tables  # noqa: E402
 from recipes import notebook, params  # noqa: E402
 from recipes.command import build  # noqa: E402
+from recipes.run.causes import last_exception  # noqa: E402
 
 RECIPE = "quickstart/grpo"
 WHAT = ("quick", "run", "seeds", "ratio", "faults", "metrics", "watching", "batch", "fresh")
@@ -126,7 +127,8 @@ def faults() -> dict:
             run_dir.mkdir(exist_ok=True)
             (run_dir / "attempts" / "1").mkdir(parents=True)
             theirs, last = alone(build(composed), run_dir / "log")
-        print(f"| {' '.join(overrides)} | {finding['sentence']} | {ours:.1f} | {last} | {theirs:.0f} |", flush=True)
+        row = f"| `{' '.join(overrides)}` | {finding['sentence']} | {ours:.1f} | {last} | {theirs:.0f} |"
+        print(row.replace(f"{ROOT}/", ""), flush=True)
     return {}
 
 
@@ -150,9 +152,7 @@ def alone(command, log: Path) -> tuple[float, str]:
         return took, "nothing: it trains"
     if code is None:
         return took, "nothing yet"
-    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
-    found = re.findall(r"^(?:\([^)]*\) )?((?:\w+\.)*\w*(?:Error|Exception|Failed)\b.*)$", text, flags=re.MULTILINE)
-    return took, found[-1].replace("|", "/")[:160] if found else "an exit code"
+    return took, last_exception(log).replace("|", "/")[:160] or "an exit code"
 
 
 def metrics(steps: int | None) -> dict:

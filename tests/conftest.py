@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files of long tests that share nothing: each may run beside the others of its file.
-APART = ("test_batch.py", "test_end_to_end.py", "test_faults.py", "test_rehearsal.py", "test_training.py")
+APART = ("test_batch.py", "test_end_to_end.py", "test_rehearsal.py", "test_training.py")
 
 
 def pytest_collection_modifyitems(items):

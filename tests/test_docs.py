@@ -119,7 +119,7 @@ def test_keys_of_the_pages_are_keys(page):
     known = set(params.declared_keys()) | set(params.SHORT_NAMES)
     for key in re.findall(r"[`\s]([a-z_]+(?:\.[a-z_]+)+)=", page.read_text(encoding="utf-8")):
         root = key.split(".")[0]
-        if root not in ("kernel",):
+        if root not in ("kernel", "config"):  # kernel names in JupyterLab, and Megatron's words where they are quoted
             assert key in known or root in ("verl", "env", "transformer"), key
 
 

@@ -520,6 +520,21 @@ def test_a_real_update_that_made_the_weights_nan_fails_at_its_step():
     assert failed == {("NAN", 1), ("KL BLOW-UP", 1)}
 
 
+def test_a_real_reward_that_never_matches_is_no_signal_and_is_named():
+    """A quickstart whose reward looked for an answer in a box that no response has."""
+    found = verdict.judge(metrics.read(DATA / "quickstart_reward_never_matches.csv"), None, limits=SHORT)
+    failed = [j for j in found.judgements if j.outcome in ("fail", "warn")]
+    assert [(j.rule, j.step) for j in failed] == [("NO SIGNAL", 2)]
+    assert "every reward is 0, so the reward function may never match" in str(failed[0])
+
+
+def test_real_responses_that_have_no_room_are_cut_at_the_limit():
+    """A quickstart with five tokens a response: no sum can be worked out, and the little that was right goes."""
+    found = verdict.judge(metrics.read(DATA / "quickstart_cap_of_5_tokens.csv"), None, limits=SHORT)
+    failed = {(j.rule, j.step) for j in found.judgements if j.outcome in ("fail", "warn")}
+    assert failed == {("LENGTH", 5), ("REWARD COLLAPSE", 9), ("NO SIGNAL", 10)}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

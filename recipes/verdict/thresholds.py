@@ -12,7 +12,6 @@ from recipes.errors import RecipeError, nearest
 
 FAQ = "verl's FAQ on training against rollout"
 OURS = "our choice"
-NIGHTLY = "verl's Ascend nightly"
 
 
 def _number(default: float, meaning: str, source: str = OURS) -> Any:

@@ -87,6 +87,18 @@ if "takes" in script:  # devices of a cluster, as verl does: counts what is free
     time.sleep(3)
     groups = [ray.util.placement_group([{"cpu_rank": 1}] * each, strategy="STRICT_PACK") for _ in range(nodes)]
     ray.get([group.ready() for group in groups], timeout=60)
+
+    class Rank:
+        """A worker, which the driver asks at each step and whose death ends it."""
+
+        def step(self) -> None:
+            pass
+
+    ranks = [
+        ray.remote(num_cpus=0, resources={"cpu_rank": 1})(Rank).options(placement_group=group).remote()
+        for group in groups
+        for _ in range(each)
+    ]
 if "train" in script:
     start = int(given("trainer.resume_from_path").rpartition("global_step_")[2] or 0)
     for step in range(start + 1, int(given("trainer.total_training_steps")) + 1):
@@ -94,6 +106,8 @@ if "train" in script:
             fail(os.environ["TRAINER_FAILS"])
         while (Path(os.environ.get("TRAINER_HOLD", "")) / f"before-{step}").exists():  # a test lets go by removing it
             time.sleep(0.05)
+        if "takes" in script:
+            ray.get([rank.step.remote() for rank in ranks])
         write(step)
         checkpoint(step)
         time.sleep(float(os.environ.get("TRAINER_STEP_SECONDS", "0.1")))
