@@ -104,6 +104,44 @@ def test_what_a_finished_training_leaves_behind_is_ended(started):
     assert living(run) == []
 
 
+@pytest.fixture
+def shared_files():
+    """Paths in /dev/shm that are gone after the test: of a shared memory object, another, and one in a folder."""
+    folder = Path(processes.SHARED_MEMORY) / f"recipes-test-{os.getpid()}"
+    folder.mkdir()
+    paths = [Path(f"{folder}.old"), Path(f"{folder}.new"), folder / "model.safetensors"]
+    yield paths
+    for path in paths:
+        path.unlink(missing_ok=True)
+    folder.rmdir()
+
+
+def test_only_the_shared_memory_a_run_made_is_swept(shared_files):
+    """A model in memory is mapped by a run as its own segments are; it stays."""
+    old, new, staged = shared_files
+    old.write_bytes(b"data of somebody else")
+    time.sleep(0.05)  # more than the kernel's tick, which file times are counted in
+    since = time.time()
+    time.sleep(0.05)
+    new.write_bytes(b"made by the run")
+    staged.write_bytes(b"weights")
+    code = (
+        "import mmap, sys; files = [open(path, 'rb') for path in sys.argv[1:]];"
+        "maps = [mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) for file in files];"
+        "print('mapped', flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", code, *map(str, shared_files)]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "mapped\n"
+    mapped = processes.shared_memory([psutil.Process(child.pid)])
+    assert mapped == {str(old), str(new)}
+    assert processes.sweep(mapped, since) == []  # it is still in use
+    child.communicate("")
+    assert processes.sweep({*mapped, str(staged)}, since) == [str(new)]
+    assert old.exists()
+    assert staged.exists()
+
+
 def test_a_deadline_ends_the_run_and_says_so(started):
     state = launch.wait(started("sleep", deadline_seconds=1.0), timeout=30)
     assert (state["state"], state["cause"]) == ("stopped", "deadline of 1 s passed")

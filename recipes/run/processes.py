@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -64,18 +66,26 @@ def recorded(folder: Path) -> tuple[list[dict], set[str]]:
 
 
 def shared_memory(processes: Iterable[psutil.Process]) -> set[str]:
-    """Return the files of /dev/shm that `processes` have mapped and that still have a name there."""
+    """Return the files of /dev/shm that `processes` have mapped and that still have a name there.
+
+    Without those in folders: the name of a shared memory object has no slash (shm_open(3)), so what lies in a folder
+    was staged there by somebody, such as a model or the cache of verl's use_shm, and is mapped only to be read.
+    """
     found: set[str] = set()
     for process in processes:
         with contextlib.suppress(OSError):
             maps = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8", errors="replace")
-            found |= set(re.findall(rf"\s({SHARED_MEMORY}/.+)$", maps, re.M))
+            found |= set(re.findall(rf"\s({SHARED_MEMORY}/[^/\n]+)$", maps, re.M))
     return {path for path in found if not path.endswith(" (deleted)")}
 
 
-def sweep(files: Iterable[str]) -> list[str]:
-    """Remove those shared memory files of an ended run that no living process has mapped. Returns what was removed."""
-    files = {path for path in files if path.startswith(f"{SHARED_MEMORY}/") and Path(path).exists()}
+def sweep(files: Iterable[str], since: float) -> list[str]:
+    """Remove those shared memory files that an ended run made and no living process has mapped. Returns their paths.
+
+    since: when the run began (seconds since the epoch). An older file is not the run's, though it had it mapped: data
+    somebody has put into memory. Nor is another user's, or what is no plain file.
+    """
+    files = {path for path in files if _is_made(Path(path), since)}
     if not files:
         return []
     used = shared_memory(psutil.process_iter())
@@ -85,6 +95,19 @@ def sweep(files: Iterable[str]) -> list[str]:
             Path(path).unlink()
             removed.append(path)
     return removed
+
+
+def _is_made(path: Path, since: float) -> bool:
+    """Say whether `path` is a shared memory object that this user made after `since`.
+
+    The file system keeps no time of birth that Python tells; a change of an older file counts as its making.
+    """
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    mine = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+    return mine and str(path.parent) == SHARED_MEMORY and found.st_ctime >= since
 
 
 def end(processes: Iterable[psutil.Process], grace: float) -> int:

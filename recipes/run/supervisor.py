@@ -18,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -252,7 +253,7 @@ class Supervisor:
         shared = processes.shared_memory(self._ours()) | processes.recorded(self.run.path)[1]
         left = {p.pid: p for p in [*self._ours(), *processes.of_run(self.state["id"])]}
         killed = processes.end(left.values(), LEFTOVER_GRACE)
-        processes.sweep(shared)
+        processes.sweep(shared, _started(self.entry))
         shutil.rmtree(self.ray_folder, ignore_errors=True)
         return killed
 
@@ -316,11 +317,12 @@ def clean_up(run: Run, run_id: str, ray_folder: str | None) -> None:
         left = processes.of_run(run_id, recorded)
         shared |= processes.shared_memory(left)
         processes.end(left, LEFTOVER_GRACE)
-    processes.sweep(shared)
+    state = read_state(run)
+    if begun := [attempt for attempt in state["attempts"] if "started" in attempt]:
+        processes.sweep(shared, _started(begun[-1]))
     if ray_folder:
         shutil.rmtree(ray_folder, ignore_errors=True)
     (run.path / ".reserve").unlink(missing_ok=True)
-    state = read_state(run)
     if state["state"] == "lost":
         attempts = state["attempts"]
         if attempts and attempts[-1].get("ended") is None:
@@ -328,6 +330,11 @@ def clean_up(run: Run, run_id: str, ray_folder: str | None) -> None:
         update_state(run, state="lost", cause=state["cause"], attempts=attempts)
     with contextlib.suppress(OSError):
         masking.scrub_file(run.log())
+
+
+def _started(attempt: Mapping[str, str]) -> float:
+    """When an attempt started, in seconds since the epoch, not later than it did."""
+    return datetime.fromisoformat(attempt["started"]).timestamp()
 
 
 def _closed(link: int) -> bool:
