@@ -29,7 +29,7 @@ from recipes.batch import Batch, Item, directories, durations, fingerprint_of, n
 from recipes.errors import RecipeError
 from recipes.preflight import files, subject
 from recipes.run import launch, resume
-from recipes.run.directory import ENDED, Run, here, read_state
+from recipes.run.directory import ENDED, Run, here, patiently, read_state
 from recipes.verdict import Verdict
 
 # Seconds between looks at the children, between looks at the metrics of what runs, and between lines of progress.
@@ -241,9 +241,9 @@ def run(
         refuse_cap(told, cap)
         if told.why_workers:
             event(told.why_workers)
-        _prepare([item for item, found, _ in told.rows if found.what in ("new", "resumable")], event)
         loop = Loop(batch, root, told, lock, cap, stop_on_failure, event, progress)
         with _signals(loop):
+            _prepare([item for item, found, _ in told.rows if found.what in ("new", "resumable")], event)
             loop.run()
         return loop.in_order(), bool(loop.asked)
 
@@ -298,14 +298,21 @@ class Loop:
             if not careful:
                 self._fill()
             for slot in ended:
-                self._collect(slot)
+                try:
+                    self._collect(slot)
+                except Exception as fault:  # noqa: BLE001  a run nobody can read must not end the others
+                    self._give_up(slot.item, slot.run, fault)
             self._fill()
             self._say()
             time.sleep(LOOK)
 
     def _fill(self) -> None:
         while self.queue and len(self.slots) < self.workers and not self.asked:
-            self._start(*self.queue.pop(0))
+            item, found = self.queue.pop(0)
+            try:
+                self._start(item, found)
+            except (OSError, RecipeError) as fault:  # one that cannot start must not end the others
+                self._give_up(item, _there(found), fault)
 
     def in_order(self) -> list[Outcome]:
         return [self.outcomes[item.name] for item in self.batch.items]
@@ -326,6 +333,10 @@ class Loop:
         self.slots.append(Slot(item, found.run, child, time.monotonic()))
         self.event(f"{item.name}: starts in {found.run.path.name}" + (f" ({found.why})" if found.why else ""))
 
+    def _give_up(self, item: Item, run: Run | None, fault: Exception) -> None:
+        self.outcomes[item.name] = Outcome(item, "failed", f"{type(fault).__name__}: {fault}", run)
+        self.event(f"{item.name}: failed: {fault}")
+
     def _held_back(self, item: Item) -> str:
         """Say why a run may not start now, or nothing."""
         if self.stop_on_failure:
@@ -333,9 +344,11 @@ class Loop:
             if failed:
                 return f"{failed[0]} failed"
         if self.cap is not None:
-            going = [s.item for s in self.slots] + [item]
+            # What runs is counted as spent for as long as it runs; to come is only the rest.
+            to_come = [(item, 0.0)] + [(s.item, time.monotonic() - s.began) for s in self.slots]
             whole = spent(self.batch, self.root) + sum(
-                i.devices * (self.estimates[i.name].seconds or 0.0) / 3600 for i in going
+                each.devices * max(0.0, (self.estimates[each.name].seconds or 0.0) - gone) / 3600
+                for each, gone in to_come
             )
             if whole > self.cap:
                 return f"it would bring the batch to {whole:.3g} device-hours, more than its cap of {self.cap:g}"
@@ -347,7 +360,7 @@ class Loop:
             return False
         if not slot.run.state_file.is_file():
             return True
-        state = read_state(slot.run)
+        state = patiently(lambda: read_state(slot.run))
         return state["state"] in ENDED or (state["state"] == "prepared" and _age(state) > STARTING)
 
     def _collect(self, slot: Slot) -> None:
@@ -357,7 +370,8 @@ class Loop:
         self._conclude(slot.item, slot.run, code=slot.child.returncode if slot.child else 0)
         outcome = self.outcomes[slot.item.name]
         if slot.child is None and outcome.state.get("state") == "finished":  # its notebook did not live to draw it
-            notebook.record(slot.run)
+            if words := notebook.try_to_record(slot.run):
+                self.event(f"{slot.item.name}: {words.strip()}")
         if slot.child is None and outcome.state.get("state") not in (None, "finished"):
             # It was an earlier batch's, and went down with it: it is this one's turn to try.
             del self.outcomes[slot.item.name]

@@ -12,7 +12,7 @@ from typing import Any
 
 from recipes.masking import mask
 from recipes.metrics import JsonLines, Metrics, one_curve
-from recipes.run.directory import ENDED, Run, read_state
+from recipes.run.directory import ENDED, Run, patiently, read_state
 
 TAIL_LINES, TAIL_BYTES, LINE_WIDTH = 8, 32_768, 160
 
@@ -35,10 +35,13 @@ class Moment:
 
 
 def follow(run: Run, every: float = 1.0) -> Iterator[Moment]:
-    """Yield a moment whenever a step was added or the state changed, and at least every 5 seconds, until the end."""
+    """Yield a moment whenever a step was added or the state changed, and at least every 5 seconds, until the end.
+
+    Raises OSError or RecipeError for a run that cannot be read for longer than a network file system may be away.
+    """
     reader, seen, said = Reader(run), None, 0.0
     while True:
-        moment = look(run, reader)
+        moment = patiently(lambda: look(run, reader))
         mark = (moment.state["state"], moment.step, len(moment.metrics.table))
         if mark != seen or moment.ended or time.monotonic() - said > 5.0:
             seen, said = mark, time.monotonic()

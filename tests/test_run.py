@@ -269,6 +269,51 @@ for n in range(300): update_state(Run(Path(sys.argv[1])), filler="x" * 20_000, n
 """
 
 
+class Flaky:
+    """Path.read_text of run.json as a network file system may have it: fails `times` times, then reads."""
+
+    def __init__(self, monkeypatch, times: int) -> None:
+        self.left, real = times, Path.read_text
+
+        def read_text(path, *args, **kwargs):
+            if path.name == "run.json" and self.left > 0:
+                self.left -= 1
+                raise OSError(116, "Stale file handle")
+            return real(path, *args, **kwargs)
+
+        monkeypatch.setattr(Path, "read_text", read_text)
+
+
+def test_a_read_that_fails_ends_neither_the_watching_nor_the_waiting(tmp_path, monkeypatch):
+    run = create(tmp_path / "run", "r", {})
+    update_state(run, state="finished")
+    for follows in (lambda: next(live.follow(run)).state, lambda: launch.wait(run)):
+        flaky = Flaky(monkeypatch, 1)
+        assert follows()["state"] == "finished"
+        assert flaky.left == 0
+    Flaky(monkeypatch, 1000)
+    with pytest.raises(RecipeError, match="Stale file handle"):
+        launch.wait(run, timeout=0.5)
+
+
+def test_a_supervisor_that_cannot_read_or_write_its_state_for_a_while_goes_on(tmp_path, monkeypatch):
+    """What it says later is all of it: alarms too, which nothing but its memory holds by then."""
+    run = create(tmp_path / "run", "r", {"alarms": [{"sentence": "of attempt 0"}]})
+    write_json(run.attempt(1) / "command.json", {"argv": [], "environment": {}})
+    owner = supervisor.Supervisor(run, 1)
+    Path(owner.ray_folder).rmdir()
+    Flaky(monkeypatch, 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        assert not owner._update(state="running", heartbeat="then")
+        owner._put_on_record("it hangs")
+    assert owner._update(heartbeat="now")
+    monkeypatch.undo()
+    state = json.loads(run.state_file.read_text())
+    assert (state["state"], state["heartbeat"]) == ("running", "now")
+    assert [alarm["sentence"] for alarm in state["alarms"]] == ["of attempt 0", "it hangs"]
+
+
 def test_a_full_disk_keeps_the_old_state(tmp_path, monkeypatch):
     run = create(tmp_path / "run", "r", {})
 

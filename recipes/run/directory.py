@@ -1,7 +1,7 @@
 """The run directory: where everything of a run lives, and run.json, the truth about it.
 
-run.json is written by one process at a time (the launcher until the supervisor has started, then the supervisor) and
-always as a whole file, so a reader at any moment sees a consistent state.
+run.json is written by one process at a time (the launcher until the supervisor has started, then the supervisor, which
+never reads it again) and always as a whole file, so a reader at any moment sees a consistent state.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +25,8 @@ from recipes.errors import RecipeError
 
 # Seconds without a heartbeat after which a run on another machine, which cannot be looked at, is taken for lost.
 SILENCE = 120.0
+# Seconds for which whoever follows a run that goes on forgives it that it cannot be read.
+PATIENCE = 120.0
 
 STATES = ("prepared", "running", "finished", "failed", "stopped", "lost")
 ENDED = ("finished", "failed", "stopped", "lost")
@@ -136,6 +138,22 @@ def read_state(run: Run) -> dict[str, Any]:
         if state["state"] == "running" and (cause := _gone(state)):
             state |= {"state": "lost", "cause": cause}
     return state
+
+
+def patiently[T](look: Callable[[], T], seconds: float = PATIENCE) -> T:
+    """Return look(), tried again for `seconds` where it raises OSError or RecipeError, as read_state does.
+
+    For all who look at a run again and again, and whose own end ends it. A network file system fails a read now and
+    then: ESTALE where another machine has just replaced the file, EIO while its server starts anew.
+    """
+    limit = time.monotonic() + seconds
+    while True:
+        try:
+            return look()
+        except (OSError, RecipeError):
+            if time.monotonic() > limit:
+                raise
+        time.sleep(min(1.0, seconds))
 
 
 def is_here(state: Mapping[str, Any]) -> bool:

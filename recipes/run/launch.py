@@ -19,9 +19,11 @@ from recipes.errors import RecipeError
 from recipes.run import cluster, processes
 from recipes.run.directory import (
     ENDED,
+    PATIENCE,
     Run,
     create,
     is_here,
+    patiently,
     read_state,
     update_state,
     write_json,
@@ -157,7 +159,7 @@ def start_supervisor(run: Run, attempt: int) -> None:
     _forget(run)
     _LINKS[run.path] = ours
     limit = time.monotonic() + START_SECONDS
-    while read_state(run)["state"] == "prepared":
+    while patiently(lambda: read_state(run))["state"] == "prepared":
         if supervisor.poll() is not None or time.monotonic() > limit:
             words = (run.path / "supervisor.log").read_text(errors="replace").strip().splitlines()[-1:]
             update_state(run, state="failed", cause=f"the supervisor did not start: {' '.join(words)}")
@@ -193,7 +195,8 @@ def stop(run: Run) -> dict:
 def wait(run: Run, timeout: float | None = None) -> dict:
     """Wait until a run has ended, at most `timeout` seconds, and return its state."""
     limit = None if timeout is None else time.monotonic() + timeout
-    while (state := read_state(run))["state"] not in ENDED:
+    patience = PATIENCE if timeout is None else min(timeout, PATIENCE)
+    while (state := patiently(lambda: read_state(run), patience))["state"] not in ENDED:
         if limit is not None and time.monotonic() > limit:
             break
         time.sleep(0.1)

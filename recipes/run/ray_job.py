@@ -158,6 +158,7 @@ class Job:
         self.id = self._id(attempt)
         self.file = self._file(attempt)
         self.client: Any = None
+        self.record: dict[str, Any] | None = None  # job.json, read once: nobody else writes it while we attend
         self.turn, self.has_turn = contextlib.ExitStack(), False
         # Processes of the job on each node, by its id, the most that were seen: Ray forgets where they were when a job
         # has ended.
@@ -456,6 +457,7 @@ class Job:
         return self.run / "attempts" / str(attempt) / "job.json"
 
     def _record(self, what: Mapping[str, Any]) -> None:
+        self.record = dict(what)
         replace_file(self.file, (json.dumps(what, indent=2) + "\n").encode())
 
     def _record_end(self, status: str) -> None:
@@ -463,10 +465,12 @@ class Job:
             self._record({**recorded, "ended": recorded.get("ended") or status})
 
     def _recorded(self) -> dict[str, Any]:
-        try:
-            return json.loads(self.file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
+        if self.record is None:
+            try:
+                self.record = json.loads(self.file.read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                self.record = {}
+        return self.record
 
 
 def _client(address: str) -> Any:

@@ -21,12 +21,13 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from recipes import masking
 from recipes.run import causes, hang, processes
-from recipes.run.directory import Run, here, identify, is_alive, now, read_state, update_state, write_json
+from recipes.run.directory import Run, here, identify, is_alive, now, patiently, read_state, update_state, write_json
 
 # Seconds between looks at the training, and between heartbeats in run.json.
 LOOK, HEARTBEAT = 0.25, 5.0
@@ -65,7 +66,6 @@ class Supervisor:
         self.entry = next((a for a in self.state["attempts"] if a["number"] == attempt), {"number": attempt})
         self.entry |= {"started": now(), "ended": None, "seconds": None, "exit_code": None}
         self.asked: list[str] = []
-        self.alarms: list[dict] = []
         # Ray's sockets live in its temporary folder and their paths may not exceed 107 bytes: a run directory can be
         # long.
         self.ray_folder = tempfile.mkdtemp(prefix="ray-")
@@ -190,7 +190,9 @@ class Supervisor:
 
     def _is_queued(self) -> bool:
         """Say whether a job of a cluster still waits for nodes or devices: its record is written as it is submitted."""
-        return "supervised" in self.command and not (self.run.attempt(self.number) / "job.json").exists()
+        with contextlib.suppress(OSError):
+            return "supervised" in self.command and not (self.run.attempt(self.number) / "job.json").exists()
+        return False  # it cannot be seen just now
 
     def _alarm(self, reason: str, lines: int) -> str:
         """Save the stacks of all processes of the run and put the alarm on record. Returns its sentence."""
@@ -233,8 +235,8 @@ class Supervisor:
         return ""
 
     def _put_on_record(self, sentence: str, **more: object) -> None:
-        self.alarms.append({"attempt": self.number, "at": now(), **more, "sentence": sentence})
-        self._update(alarms=[*self.state.get("alarms", []), *self.alarms])
+        alarm = {"attempt": self.number, "at": now(), **more, "sentence": sentence}
+        self._update(alarms=[*self.state.get("alarms", []), alarm])
 
     def _remember(self) -> None:
         """Write down our processes and shared memory: Ray renames its workers, and a killed one tells nothing more."""
@@ -288,7 +290,8 @@ class Supervisor:
         """
         cause = masking.mask(cause)
         self.entry |= {"ended": now(), "exit_code": code, "state": state, "cause": cause}
-        (self.run.path / ".reserve").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (self.run.path / ".reserve").unlink(missing_ok=True)
         limit = time.monotonic() + DISK_PATIENCE
         last = {"state": state, "cause": cause, "attempts": [*self.earlier, self.entry], "heartbeat": now()}
         while not self._update(**last) and time.monotonic() < limit:
@@ -296,10 +299,14 @@ class Supervisor:
         with contextlib.suppress(OSError):
             masking.scrub_file(self.run.log(self.number))
 
-    def _update(self, **changes: object) -> bool:
-        """Change run.json. A disk that takes nothing now may do so later: False then, and the training goes on."""
+    def _update(self, **changes: Any) -> bool:
+        """Change run.json, of which this process alone holds what is true: it is written whole and never read again.
+
+        A disk that takes nothing now may do so later: False then, and the training goes on.
+        """
+        self.state |= changes
         try:
-            update_state(self.run, **changes)
+            write_json(self.run.state_file, self.state)
         except OSError as fault:
             with contextlib.suppress(OSError):
                 print(f"{now()} run.json could not be written: {fault.strerror}", flush=True)
@@ -310,14 +317,14 @@ class Supervisor:
 def clean_up(run: Run, run_id: str, ray_folder: str | None) -> None:
     """End every process of a run whose supervisor is gone, sweep what it left, and record the run as lost."""
     recorded, shared = processes.recorded(run.path)
-    supervisor, limit = read_state(run).get("supervisor"), time.monotonic() + 5.0
+    supervisor, limit = patiently(lambda: read_state(run)).get("supervisor"), time.monotonic() + 5.0
     while supervisor and is_alive(supervisor) and time.monotonic() < limit:  # its pipe closes before it is gone
         time.sleep(0.05)
     for _ in range(3):  # a process that is just starting another one
         left = processes.of_run(run_id, recorded)
         shared |= processes.shared_memory(left)
         processes.end(left, LEFTOVER_GRACE)
-    state = read_state(run)
+    state = patiently(lambda: read_state(run))
     if begun := [attempt for attempt in state["attempts"] if "started" in attempt]:
         processes.sweep(shared, _started(begun[-1]))
     if ray_folder:
