@@ -60,13 +60,38 @@ def kv_heads_are_divisible(s: Subject):
 
 @rule("layout.layers", noticed=MODEL_BUILD, source=TRANSFORMER)
 def layers_are_divisible(s: Subject):
-    p = s.recipe.parallel
-    uneven = p.pipeline_layout or p.first_stage_layers or p.last_stage_layers
-    if not uneven and s.model.layers % p.pipeline:
+    """What a first and a last stage of their own size leave is split evenly over the stages between them."""
+    p, layers = s.recipe.parallel, s.model.layers
+    if p.pipeline_layout:
+        return
+    ends = {"first_stage_layers": p.first_stage_layers, "last_stage_layers": p.last_stage_layers}
+    ends = {key: size for key, size in ends.items() if size is not None}
+    left, stages = layers - sum(ends.values()), p.pipeline - len(ends)
+    keys = {"parallel.pipeline": p.pipeline, **{f"parallel.{key}": size for key, size in ends.items()}}
+    if not ends:
+        if left % stages:
+            yield (
+                keys,
+                f"{layers} layers cannot be split evenly over {stages} stages.",
+                f"Take {divisors(layers)}, or set parallel.pipeline_layout.",
+            )
+    elif stages < 0 or (stages == 0 and left):
         yield (
-            {"parallel.pipeline": p.pipeline},
-            f"{s.model.layers} layers cannot be split evenly over {p.pipeline} stages.",
-            f"Take {divisors(s.model.layers)}, or set parallel.pipeline_layout.",
+            keys,
+            f"{p.pipeline} stage{'s hold' if p.pipeline > 1 else ' holds'} all {layers} layers of {s.model.name}, and "
+            f"{sum(ends.values())} layers are asked for in {len(ends)}.",
+            "Leave them out, or "
+            + (f"let them be {layers} together." if stages == 0 else f"take parallel.pipeline={len(ends)} or more."),
+        )
+    elif stages and (left <= 0 or left % stages):
+        key, size = next(iter(ends.items()))
+        rest = left + size  # layers of this end and of the stages between
+        near = sorted((n for n in range(1, rest) if (rest - n) % stages == 0), key=lambda n: abs(n - size))[:2]
+        yield (
+            keys,
+            f"of {layers} layers {left} are left, which {stages} middle stage{'s' * (stages > 1)} cannot share evenly, "
+            "each one or more.",
+            f"Take parallel.{key}={' or '.join(map(str, sorted(near)))}." if near else "Take smaller ones.",
         )
 
 

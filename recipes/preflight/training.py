@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 
+from recipes import pipeline
 from recipes.command import external_modules
+from recipes.errors import RecipeError
 from recipes.finding import divisors
 from recipes.preflight.engines import ADAPTOR, verbatim
 from recipes.preflight.rules import Subject, rule
@@ -90,13 +93,9 @@ def virtual_stages_come_out_even(s: Subject):
     if p.pipeline == 1:
         yield keys, "virtual stages interleave pipeline stages, and there is one.", "Leave it out."
         return
-    chunks = p.pipeline * p.virtual_pipeline
-    if not p.pipeline_layout and s.model.layers % chunks:
-        yield (
-            keys,
-            f"{s.model.layers} layers cannot be split evenly over {chunks} virtual stages.",
-            f"Their product must be {divisors(s.model.layers, limit=256)}, or set parallel.pipeline_layout.",
-        )
+    uneven = _stages_not_divisible(s)
+    if uneven:
+        yield {**keys, **uneven[0]}, *uneven[1:]
     if b.micro and not b.dynamic:
         micro_batches = b.mini * s.recipe.rollout.n // s.data_parallel // b.micro
         if micro_batches % p.pipeline:
@@ -106,6 +105,48 @@ def virtual_stages_come_out_even(s: Subject):
                 f"{p.pipeline} at a time.",
                 f"Make it a multiple of {p.pipeline}: with batch.micro or batch.mini.",
             )
+
+
+def _stages_not_divisible(s: Subject) -> tuple[dict[str, object], str, str] | None:
+    """What is wrong where the layers of a rank are not divisible over its virtual stages: keys, sentence, remedy."""
+    p, layers = s.recipe.parallel, s.model.layers
+    virtual, chunks = p.virtual_pipeline, p.pipeline * p.virtual_pipeline
+    if p.pipeline_layout:
+        try:
+            written = len(pipeline.read_layout(p.pipeline_layout))
+        except RecipeError:
+            return None  # layout.stages says so
+        if written == chunks or written % p.pipeline:
+            return None
+        fits = written // p.pipeline
+        return (
+            {"parallel.pipeline_layout": p.pipeline_layout},
+            f"the layout has {written} stages, and pipeline x virtual_pipeline is {chunks}.",
+            f"Take parallel.virtual_pipeline={fits}." if fits > 1 else "Leave virtual_pipeline out.",
+        )
+    ends = {"first_stage_layers": p.first_stage_layers, "last_stage_layers": p.last_stage_layers}
+    ends = {f"parallel.{key}": size for key, size in ends.items() if size is not None}
+    if not ends:
+        if layers % chunks == 0:
+            return None
+        return (
+            {},
+            f"{layers} layers cannot be split evenly over {chunks} virtual stages.",
+            f"Their product must be {divisors(layers, limit=256)}, or set parallel.pipeline_layout.",
+        )
+    left, stages = layers - sum(ends.values()), p.pipeline - len(ends)
+    if stages < 0 or left < 0 or (stages and left % stages):
+        return None  # layout.layers says so
+    sizes = [*ends.values(), *([left // stages] if stages else [])]
+    if not any(size % virtual for size in sizes):
+        return None
+    common = math.gcd(*sizes)
+    return (
+        ends,
+        f"ranks have {', '.join(map(str, sizes))} layers (first and last as given, then the middle), and {virtual} "
+        "virtual stages cannot share them evenly.",
+        f"parallel.virtual_pipeline must divide {common}." if common > 1 else "Leave virtual_pipeline out.",
+    )
 
 
 @rule("layout.context", noticed="engine start or model build", source="Ascend's ulysses context parallelism")
