@@ -27,7 +27,10 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch, tmp_path):
     """Keep the developer's own settings out of the tests, and the tests' caches out of the developer's."""
-    for name in ("VERL_USE_EXTERNAL_MODULES", "RECIPES_PYTHON", "RECIPES_WORK", "RECIPES_HOME", "RAY_ADDRESS"):
+    from recipes.preflight.environment import INHERITED
+
+    own = ("VERL_USE_EXTERNAL_MODULES", "RECIPES_PYTHON", "RECIPES_WORK", "RECIPES_HOME", "RAY_ADDRESS")
+    for name in (*own, *INHERITED):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RECIPES_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "160")  # tables wrap at the terminal's width, and there may be none

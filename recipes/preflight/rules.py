@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from recipes.errors import RecipeError, nearest
@@ -15,13 +16,23 @@ from recipes.schema import HardwareFacts, ModelFacts, Recipe
 
 @dataclass(frozen=True)
 class Subject:
-    """What is checked: the recipe with the facts its rules need. Sizes are counts of devices."""
+    """What is checked: the recipe with the facts its rules need. Sizes are counts of devices.
+
+    `inherited` is what the training would take from the environment of the launch; empty where none is launched from.
+    """
 
     composed: Composed
     recipe: Recipe
     model: ModelFacts
     hardware: HardwareFacts
     python: str
+    inherited: Mapping[str, str] = field(default_factory=dict)
+
+    def variable(self, name: str) -> tuple[str, str | None]:
+        """Return (who says so, value) of a variable of the training: the recipe's, or else one that was exported."""
+        if name not in self.recipe.env and name in self.inherited:
+            return f"{name} (exported, not in the recipe)", self.inherited[name]
+        return f"env.{name}", self.recipe.env.get(name)
 
     @property
     def devices_per_node(self) -> int:
@@ -80,10 +91,15 @@ def rule(name: str, *, severity: str = "error", noticed: str, source: str, here:
     return register
 
 
-def subject(composed: Composed, python: str = sys.executable) -> Subject:
-    """Return what the rules look at. Raises RecipeError when the recipe names unknown facts."""
+def subject(composed: Composed, python: str = sys.executable, *, here: bool = False) -> Subject:
+    """Return what the rules look at; `here` adds this process's environment, which a training started here inherits.
+
+    Raises RecipeError when the recipe names unknown facts.
+    """
     recipe = composed.recipe
-    return Subject(composed, recipe, model_facts(recipe.model.name), hardware_facts(recipe.hardware), python)
+    facts = model_facts(recipe.model.name), hardware_facts(recipe.hardware)
+    # A job of a Ray cluster has the cluster's environment, and of ours nothing.
+    return Subject(composed, recipe, *facts, python, dict(os.environ) if here and recipe.launch != "ray" else {})
 
 
 def looking(*, here: bool) -> list[Rule]:
@@ -93,7 +109,7 @@ def looking(*, here: bool) -> list[Rule]:
 
 def check(composed: Composed, *, python: str = sys.executable, here: bool = True) -> list[Finding]:
     """Return all findings of a composed recipe, errors first. `here=False` leaves this machine out of it."""
-    looked_at = subject(composed, python)
+    looked_at = subject(composed, python, here=here)
     found = [
         item
         if isinstance(item, Finding)
