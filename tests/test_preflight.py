@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as tree
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from recipes import params, preflight
+from recipes import data, params, preflight
 from recipes.cli import main
+from recipes.finding import Finding
+from recipes.preflight import files, software
 
 GLM = "glm5_2/grpo_a3_512"
 ASYNC = "glm5_2/fully_async"
@@ -143,8 +147,32 @@ def found(name, overrides):
     return preflight.check(composed, here=False)
 
 
-def test_every_rule_that_needs_no_machine_has_its_fault():
+def test_every_rule_has_its_fault():
     assert set(FAULTS) == {rule.name for rule in preflight.RULES.values() if not rule.here}
+    assert set(FAULTS) | set(FAULTS_HERE) == set(preflight.RULES)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rule", "remedy"),
+    [
+        ("pipeline=4 first_stage_layers=5", "layout.layers", "first_stage_layers=3 or 6."),
+        ("pipeline=4 first_stage_layers=5 last_stage_layers=6", "layout.layers", "first_stage_layers=4 or 6."),
+        ("pipeline=4 last_stage_layers=40", "layout.layers", "last_stage_layers=30 or 33."),
+        ("pipeline=2 first_stage_layers=3 last_stage_layers=4", "layout.layers", "let them be 36 together."),
+        ("pipeline=1 first_stage_layers=18 last_stage_layers=18", "layout.layers", "parallel.pipeline=2"),
+        ("pipeline=4 first_stage_layers=6", None, ""),
+        ("pipeline=2 first_stage_layers=16 last_stage_layers=20", None, ""),
+        ("pipeline=4 first_stage_layers=6 virtual_pipeline=2", None, ""),
+        ("pipeline=4 first_stage_layers=6 virtual_pipeline=3", "layout.virtual", "must divide 2."),
+        ("pipeline=4 virtual_pipeline=2 pipeline_layout='Et*9|t*9|t*9|t*9L'", "layout.virtual", "out."),
+        ("pipeline=2 virtual_pipeline=3 pipeline_layout='Et*9|t*9|t*9|t*9L'", "layout.virtual", "virtual_pipeline=2."),
+    ],
+)
+def test_stages_of_their_own_size_are_judged_with_those_between_them(overrides, rule, remedy):
+    keys = [f"parallel.{text}" for text in ("tensor=1", *overrides.split())]
+    errors = [f for f in found(B8, keys) if f.rule in ("layout.layers", "layout.virtual", "layout.stages")]
+    assert [f.rule for f in errors] == ([rule] if rule else [])
+    assert all(remedy in f.remedy for f in errors)
 
 
 @pytest.mark.parametrize("rule", FAULTS)
@@ -157,6 +185,174 @@ def test_a_seeded_fault_is_found_with_its_remedy_and_the_remedied_recipe_passes(
     assert finding.source
     later = [*broken, *mended] if mended else []
     assert [str(f) for f in found(name, later) if f.rule == rule] == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "variable", "rule"),
+    [
+        (B8, "VLLM_ASCEND_ENABLE_FLASHCOMM=1", "env.stale"),
+        (B8, "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True", "env.expandable_segments"),
+        (B8, "TASK_QUEUE_ENABLE=2", "env.task_queue"),
+        (f"{B8} nodes=2", "HCCL_CONNECT_TIMEOUT=120", "env.connect_timeout"),
+    ],
+)
+def test_an_exported_variable_is_judged_as_the_training_would_inherit_it(monkeypatch, recipe, variable, rule):
+    name, _, value = variable.partition("=")
+    composed = params.compose(recipe.split()[0], ["rollout.enforce_eager=false", *recipe.split()[1:]])
+    composed.recipe.env.pop(name, None)
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(preflight.rules, "looking", lambda *, here: [preflight.RULES[rule]])
+    [finding] = preflight.check(composed, here=True)
+    assert finding.keys[f"{name} (exported, not in the recipe)"] == value
+    composed.recipe.launch = "ray"  # a job of a cluster inherits nothing from here
+    assert not any("exported" in str(f) for f in preflight.check(composed, here=True))
+
+
+def test_the_recipe_s_variable_goes_before_an_exported_one_and_a_good_one_may_be_exported(monkeypatch):
+    name = "HCCL_CONNECT_TIMEOUT"
+    composed = params.compose(B8, ["nodes=2", f"env.{name}=120"])
+    looks = preflight.RULES["env.connect_timeout"].function
+    monkeypatch.setenv(name, "3600")
+    [(keys, *_)] = looks(preflight.subject(composed, here=True))
+    assert keys[f"env.{name}"] == "120"
+    del composed.recipe.env[name]
+    assert list(looks(preflight.subject(composed, here=True))) == []
+    assert len(list(looks(preflight.subject(composed)))) == 1  # elsewhere nobody knows what is exported
+
+
+# What a rule of FAULTS_HERE looks at on this machine: each builder breaks it below `place`, and returns the recipe's
+# overrides, what the remedy says in part, and how to mend it (overrides, or a function that mends the files).
+
+
+def no_devices(place, monkeypatch):
+    monkeypatch.setattr(files, "DEVICES", place)
+    return B8, [], "Launch on a node that has", (place / "davinci0").touch
+
+
+def shards_missing(place, monkeypatch):
+    (place / "config.json").write_text("{}")
+    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "1.safetensors"}}))
+    return CPU, [f"model.path={place}"], "Fetch the model again", (place / "1.safetensors").touch
+
+
+def no_data(place, monkeypatch):
+    path = place / "none.parquet"
+    return CPU, [f"data.{key}_files={path}" for key in ("train", "val")], "Make it", lambda: rows(path)
+
+
+def no_column(place, monkeypatch):
+    path = place / "train.parquet"
+    pq.write_table(pa.Table.from_pylist([{"prompt": "1 + 1"}]), path)
+    return CPU, [f"data.{key}_files={path}" for key in ("train", "val")], "no column data_source", lambda: rows(path)
+
+
+def reward_of_nought(place, monkeypatch):
+    path, function = rows(place / "train.parquet"), place / "reward.py"
+    function.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 0.0")
+
+    def mend():
+        function.write_text(
+            "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+            "    return float(ground_truth in solution_str.split())"
+        )
+
+    overrides = [f"data.train_files={path}", f"reward.function={function}", "reward.name=compute_score"]
+    return CPU, overrides, "Check data_source, ground_truth", mend
+
+
+def run_below_a_file(place, monkeypatch):
+    (place / "file").touch()
+    return CPU, [f"run_dir={place}/file/run"], "Choose another", [f"run_dir={place}/run"]
+
+
+def another_verl(place, monkeypatch):
+    return CPU, ["stack=ascend-9.0.0"], "choose the stack", ["stack=cpu"]
+
+
+def module_missing(place, monkeypatch):
+    def install():
+        (place / "no_such_module.py").touch()
+        monkeypatch.setenv("PYTHONPATH", str(place))
+        software.probe.cache_clear()
+
+    return CPU, ["external_modules=[no_such_module]"], "Install it there", install
+
+
+def reward_missing(place, monkeypatch):
+    return CPU, [f"reward.function={place}/none.py"], "Name the file", (place / "none.py").touch
+
+
+FAULTS_HERE = {
+    "hardware.present": no_devices,
+    "files.model": shards_missing,
+    "files.data": no_data,
+    "data.schema": no_column,
+    "reward.trial": reward_of_nought,
+    "files.run_dir": run_below_a_file,
+    "software.verl": another_verl,
+    "software.external_modules": module_missing,
+    "software.reward": reward_missing,
+}
+
+
+def rows(path, **more):
+    """A parquet file of one row, as verl wants it."""
+    row = {
+        "data_source": "mine",
+        "prompt": [{"role": "user", "content": "1 + 1"}],
+        "reward_model": {"ground_truth": "2", "style": "rule"},
+        "extra_info": {"index": 0},
+    }
+    pq.write_table(pa.Table.from_pylist([{**row, **more}]), path)
+    return path
+
+
+def look(rule, name, overrides):
+    run_dir = [word.partition("=")[2] for word in overrides if word.startswith("run_dir=")]
+    words = [word for word in overrides if not word.startswith("run_dir=")]
+    composed = params.compose(name, words, **({"run_dir": run_dir[-1]} if run_dir else {}))
+    subject = preflight.subject(composed, here=True)
+    known = preflight.RULES[rule]
+    return [f if isinstance(f, Finding) else Finding(rule, known.severity, *f) for f in known.function(subject)]
+
+
+@pytest.mark.parametrize("rule", FAULTS_HERE)
+def test_a_fault_of_this_machine_is_found_with_its_remedy_and_the_mended_machine_passes(rule, tmp_path, monkeypatch):
+    name, broken, remedy, mended = FAULTS_HERE[rule](tmp_path, monkeypatch)
+    [finding, *_] = look(rule, name, broken)
+    assert remedy in str(finding)
+    assert finding.severity == preflight.RULES[rule].severity
+    if callable(mended):
+        mended()
+    assert [str(f) for f in look(rule, name, broken if callable(mended) else [*broken, *mended])] == []
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": []}', "{}", '{"weight_map": {"a": "\xff"}}'])
+def test_an_index_that_is_none_is_a_finding(tmp_path, text):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_bytes(text.encode("latin-1"))
+    [finding] = look("files.model", CPU, [f"model.path={tmp_path}"])
+    assert "index.json cannot be read" in str(finding)
+
+
+def test_an_interpreter_that_does_not_answer_is_a_warning_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(software, "PROBE_SECONDS", 0.2)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 20\n")
+    python.chmod(0o755)
+    composed = params.compose(CPU, ["reward.function=pkg://json"])
+    for rule in ("software.external_modules", "software.reward"):
+        [finding] = preflight.RULES[rule].function(preflight.subject(composed, str(python)))
+        assert (finding.rule, finding.severity) == (rule, "warning")
+        assert "did not find its modules within 0.2 s" in str(finding)
+
+
+def test_a_warning_of_the_data_does_not_hide_the_reward_trial(tmp_path, monkeypatch):
+    name, overrides, remedy, _ = reward_of_nought(tmp_path, monkeypatch)
+    table = pq.read_table(tmp_path / "train.parquet").drop(["extra_info"])
+    pq.write_table(table, tmp_path / "train.parquet")
+    assert [f.severity for f in data.check_parquet(tmp_path / "train.parquet")] == ["warning"]
+    assert remedy in str(look("reward.trial", name, overrides)[0])
 
 
 def test_a_waived_rule_lets_the_others_stand():

@@ -12,6 +12,7 @@ from recipes.finding import Finding
 from recipes.preflight.rules import Subject, rule
 
 START = "engine start"
+DEVICES = Path("/dev")
 
 
 @rule("hardware.present", noticed="launch", source="Ascend's driver names its devices /dev/davinciN", here=True)
@@ -26,7 +27,7 @@ def devices_are_here(s: Subject):
 
 def present(s: Subject) -> bool:
     """Say whether this machine has devices of the recipe's kind, or a cluster is to have them."""
-    return s.recipe.launch == "ray" or s.hardware.device != "npu" or any(Path("/dev").glob("davinci[0-9]*"))
+    return s.recipe.launch == "ray" or s.hardware.device != "npu" or any(DEVICES.glob("davinci[0-9]*"))
 
 
 @rule("files.model", noticed=START, source="transformers and safetensors file names", here=True)
@@ -40,7 +41,15 @@ def model_has_weights(s: Subject):
         yield {"model.path": path}, "the directory has no config.json.", "Point it at a Hugging Face checkpoint."
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        shards = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            yield (
+                {"model.path": path},
+                f"its {index.name} cannot be read, or has no weight_map: it names the shards the model is loaded from.",
+                "Fetch the model again.",
+            )
+            return
         missing = sorted(name for name in shards if not (path / name).is_file())
         if missing:
             yield (
@@ -78,8 +87,8 @@ def _schema(path: str | Path) -> list[Finding]:
 def reward_knows_the_truth(s: Subject):
     """Score the truth and nonsense with the recipe's reward function, in the training interpreter."""
     path, reward = Path(s.recipe.data.train_files), s.recipe.reward
-    if not path.is_file() or _schema(path):
-        return  # said by files.data and data.schema
+    if not path.is_file() or any(f.severity != "warning" for f in _schema(path)):
+        return  # said by files.data and data.schema; what is only warned of can be scored
     try:
         trials = data.try_reward(
             path, python=s.python, function=reward.function, name=reward.name, kwargs=reward.kwargs

@@ -9,7 +9,9 @@ import subprocess
 
 from recipes import verl_schema
 from recipes.command import external_modules
-from recipes.preflight.rules import Subject, rule
+from recipes.errors import RecipeError
+from recipes.finding import Finding
+from recipes.preflight.rules import RULES, Subject, rule
 from recipes.stack import verl_version
 
 # A probe finds modules without importing them: some take seconds and some start devices.
@@ -42,8 +44,12 @@ def verl_is_the_stack_s(s: Subject):
 
 @rule("software.external_modules", noticed="import verl", source="verl 0.9.1, import_external_libs", here=True)
 def external_modules_exist(s: Subject):
-    modules = external_modules(s.composed, os.environ)
-    for name, there in probe(s.python, modules).items():
+    try:
+        found = probe(s.python, external_modules(s.composed, os.environ))
+    except RecipeError as fault:
+        yield _unseen(s, "software.external_modules", fault)
+        return
+    for name, there in found.items():
         if not there:
             yield (
                 {"external_modules": name},
@@ -59,18 +65,37 @@ def reward_function_exists(s: Subject):
         return
     if function.startswith("pkg://"):
         name = function.removeprefix("pkg://").replace("/", ".")
-        if not probe(s.python, (name,))[name]:
+        try:
+            there = probe(s.python, (name,))[name]
+        except RecipeError as fault:
+            yield _unseen(s, "software.reward", fault)
+            return
+        if not there:
             yield {"reward.function": function}, f"{s.python} has no module {name}.", "Install it there."
     elif not os.path.isfile(function):  # noqa: PTH113  (verl takes the text as it is)
         yield {"reward.function": function}, "there is no such file.", "Name the file or pkg://module."
 
 
+def _unseen(s: Subject, name: str, fault: RecipeError) -> Finding:
+    """A file system that is slow today is no reason to refuse a launch, and no reason to call it looked at."""
+    known = RULES[name]
+    return Finding(name, "warning", {"python": s.python}, f"not looked at: {fault}", "", known.noticed, known.source)
+
+
 @functools.lru_cache(maxsize=64)
 def probe(python: str, names: tuple[str, ...]) -> dict[str, bool]:
-    """Say for each module name whether `python` could find it. All False when the interpreter does not answer."""
+    """Say for each module name whether `python` could find it. All False when the interpreter fails.
+
+    Raises RecipeError when it cannot be started, or does not answer within PROBE_SECONDS.
+    """
     if not names:
         return {}
-    done = subprocess.run(
-        [python, "-c", _PROBE, *names], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
-    )
+    try:
+        done = subprocess.run(
+            [python, "-c", _PROBE, *names], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as fault:
+        raise RecipeError(f"{python} did not find its modules within {PROBE_SECONDS} s.") from fault
+    except OSError as fault:
+        raise RecipeError(f"{python} cannot be started: {fault.strerror}.") from fault
     return json.loads(done.stdout) if done.returncode == 0 else dict.fromkeys(names, False)
