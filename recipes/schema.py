@@ -251,7 +251,9 @@ class Supervision:
     )
     hang_minutes: float = item(10.0, "but not before so many minutes without a step", minimum=0)
     startup_minutes: Optional[float] = item(
-        120.0, "no first step after so many minutes: it is taken to hang; null: wait for ever", minimum=0
+        120.0,
+        "no first step, or no second one, after so many minutes: it is taken to hang; null: wait for ever",
+        minimum=0,
     )
     on_hang: str = item("alarm", "what a hang does: say so and go on, or end the run", choices=("alarm", "stop"))
     stop_on: list[str] = item(

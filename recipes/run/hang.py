@@ -22,7 +22,10 @@ STACK_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a training may go without a step. Seconds; None: for ever."""
+    """How long a training may go without a step. Seconds; None: for ever.
+
+    startup: for the first step, and for the second, before which nothing tells how long one takes.
+    """
 
     factor: float = 10.0
     least: float = 600.0
@@ -33,7 +36,8 @@ class Pace:
     """Follows the lines of a metrics file and says when the next one is overdue.
 
     verl writes a line a step, so a line is a step (the validation before the first step counts as the first one).
-    Start-up is judged apart: nothing is known of it beforehand but a limit.
+    Start-up is judged apart: nothing is known of it beforehand but a limit. It ends with the second line, which alone
+    says how long a step takes.
     """
 
     def __init__(self, path: Path, patience: Patience, began: float) -> None:
@@ -49,10 +53,8 @@ class Pace:
     @property
     def limit(self) -> float | None:
         """Seconds without a line after which the training is taken to hang, None for never."""
-        if not self.steps:
-            return self.patience.startup
         usual = self.median
-        return None if usual is None else max(self.patience.factor * usual, self.patience.least)
+        return self.patience.startup if usual is None else max(self.patience.factor * usual, self.patience.least)
 
     def look(self, at: float) -> str:
         """Take new lines in at time `at` (seconds of a monotonic clock). Returns why it hangs, or an empty string."""
@@ -63,8 +65,9 @@ class Pace:
         limit, silent = self.limit, at - self.last
         if limit is None or silent <= limit:
             return ""
-        if not self.steps:
-            return f"no first step after {silent:.0f} s (supervision.startup_minutes: {limit / 60:g})"
+        if self.median is None:
+            which = "second" if self.steps else "first"
+            return f"no {which} step after {silent:.0f} s (supervision.startup_minutes: {limit / 60:g})"
         return f"no step for {silent:.0f} s; the median of the latest steps is {self.median:.1f} s"
 
     def _new_lines(self) -> int:

@@ -202,6 +202,8 @@ class Supervisor:
             reason += f"; the stacks of {read} processes are in {path.relative_to(self.run.path)}"
         except OSError as fault:
             reason += f"; their stacks could not be written: {fault.strerror}"
+        if self.state.get("launch") == "ray":
+            reason += "; the ranks are on the cluster's nodes, their stacks were not read (`py-spy dump` there does)"
         self._put_on_record(reason, after_lines=lines)
         return reason
 
