@@ -10,20 +10,22 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as some
 
 from recipes import params, preflight, simulate
 from recipes.command import build, compose_verl
 from recipes.preflight.rules import RULES
-from recipes.schema import Parallel
+from recipes.schema import Memory, Parallel
 
 pytestmark = pytest.mark.slow
 
 # What Megatron decides when it makes its groups and builds a model, and nothing later.
 MESH = ("layout.world", "layout.expert_world", "layout.heads", "layout.kv_heads", "layout.layers", "layout.experts")
+MESH += ("layout.virtual", "memory.recompute")
 RECIPES = ("cpu/qwen3", "cpu/qwen3_moe", "qwen3/grpo_8b_vllm_a2", "qwen3/gspo_30b_a3b_vllm_a3")
 SIZES = (1, 1, 2, 3, 4, 6, 8)
+ENDS = (None, None, None, 1, 2, 3, 6, 10, 12, 18)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,28 @@ layouts = some.fixed_dictionaries(
         "expert_tensor": some.sampled_from((None, 1, 2)),
     }
 )
+# Few that combine with all of the above: most layouts would be refused for one of many reasons.
+stages = some.fixed_dictionaries(
+    {
+        "pipeline": some.sampled_from((1, 2, 3, 4, 6)),
+        "virtual_pipeline": some.sampled_from((None, None, 2, 3)),
+        "first_stage_layers": some.sampled_from(ENDS),
+        "last_stage_layers": some.sampled_from(ENDS),
+    }
+)
+recomputed = some.sampled_from(
+    [
+        {},
+        {"recompute": "selective"},
+        {"recompute": "selective", "recompute_layers": 1},
+        {"recompute": "full"},
+        {"recompute": "full", "recompute_method": "uniform"},
+        {"recompute": "full", "recompute_layers": 1},
+        {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 1},
+        {"recompute": "full", "recompute_method": "block", "recompute_layers": 2},
+    ]
+)
+BATCH = {"dynamic": True}  # so that no rule asks how many micro batches a step has: a build does not
 
 
 @settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -79,19 +103,47 @@ layouts = some.fixed_dictionaries(
     name=some.sampled_from(RECIPES), layout=layouts, world=some.sampled_from((1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 96))
 )
 def test_preflight_refuses_what_megatron_refuses_and_nothing_else(megatron, subjects, name, layout, world):
-    subject, told = subjects[name]
+    compare(megatron, subjects[name], world, Parallel(**layout, sequence=False), Memory())
+
+
+@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=some.sampled_from(RECIPES), layout=stages, memory=recomputed)
+def test_preflight_and_megatron_agree_on_stages_of_all_kinds_and_on_recomputation(
+    megatron, subjects, name, layout, memory
+):
+    """More ends than stages, or more layers in them than the model has, are left out: Megatron takes both without a
+    word and builds another model. Preflight refuses them: test_preflight.py.
+    """
     parallel = Parallel(**layout, sequence=False)
-    recipe = dataclasses.replace(subject.recipe, nodes=1, devices=world, parallel=parallel)
-    looked_at = dataclasses.replace(subject, recipe=recipe)
-    found = [rule for rule in MESH if list(RULES[rule].function(looked_at))]
+    ends = [n for n in (parallel.first_stage_layers, parallel.last_stage_layers) if n]
+    assume(len(ends) <= parallel.pipeline and sum(ends) <= subjects[name][0].model.layers)
+    compare(megatron, subjects[name], parallel.pipeline, parallel, Memory(**memory))
+
+
+def compare(megatron, known, world: int, parallel: Parallel, memory: Memory) -> None:
+    """Ask both about a layout on `world` devices, and assert that they agree."""
+    subject, told = known
+    batch = dataclasses.replace(subject.recipe.batch, **BATCH)
+    recipe = dataclasses.replace(
+        subject.recipe, nodes=1, devices=world, parallel=parallel, memory=memory, batch=batch, transformer={}
+    )
+    found = [rule for rule in MESH if list(RULES[rule].function(dataclasses.replace(subject, recipe=recipe)))]
     engine = told["engine"] | {
         "tensor_model_parallel_size": parallel.tensor,
         "pipeline_model_parallel_size": parallel.pipeline,
+        "virtual_pipeline_model_parallel_size": parallel.virtual_pipeline,
         "context_parallel_size": parallel.context,
         "expert_model_parallel_size": parallel.expert,
         "expert_tensor_parallel_size": parallel.expert_tensor,
     }
     override = {k: v for k, v in engine["override_transformer_config"].items() if not k.startswith("context_parallel")}
+    override |= {
+        "num_layers_in_first_pipeline_stage": parallel.first_stage_layers,
+        "num_layers_in_last_pipeline_stage": parallel.last_stage_layers,
+        "recompute_granularity": memory.recompute,
+        "recompute_method": memory.recompute_method,
+        "recompute_num_layers": memory.recompute_layers,
+    }
     refusal = megatron(told | {"engine": engine | {"override_transformer_config": override}, "world": world})
-    said = f"{name} {layout} world {world}: preflight {found or 'has no objection'}, Megatron {refusal or 'neither'}"
-    assert bool(found) == bool(refusal), said
+    said = f"{subject.model.name} {parallel} {memory} world {world}: preflight {found or 'has no objection'}"
+    assert bool(found) == bool(refusal), f"{said}, Megatron {refusal or 'neither'}"
