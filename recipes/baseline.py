@@ -323,8 +323,10 @@ def find(recipe: str, stack: str, hardware: str, devices: int) -> tuple[Baseline
     return found, ""
 
 
-# What a run may change and still be the recipe its baseline is of.
-_SAME = re.compile(r"trainer\.(seed|logger|project|experiment|rollout_dump)$|checkpoint\.|supervision\.|ray_|launch$")
+# What a run may change and still be the recipe its baseline is of. A band names its steps: too short a run fails.
+_SAME = re.compile(
+    r"trainer\.(seed|steps|logger|project|experiment|rollout_dump)$|checkpoint\.|supervision\.|ray_|launch$"
+)
 
 
 def of_run(folder: Path, state: Mapping[str, Any]) -> tuple[Baseline | None, str]:

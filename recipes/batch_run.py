@@ -36,8 +36,6 @@ from recipes.verdict import Verdict
 LOOK, METRICS, SAY = 0.1, 2.0, 1.0
 # Seconds to wait for the last words of a batch that was just killed.
 LAST_WORDS = 15.0
-# Seconds a run may be about to start before it counts as dead.
-STARTING = 60.0
 # Bytes of memory one run without an accelerator takes (README: the quickstart, all its processes).
 MEMORY = 3_000_000_000
 # Runs at a time on a cluster, unless the batch says how many: enough to keep some waiting for devices.
@@ -133,7 +131,7 @@ def look(root: Path, item: Item) -> Found:
             why = why or f"{path.name} never came to its training"
             continue
         state = read_state(run)
-        going = state["state"] == "running" or (state["state"] == "prepared" and _age(state) < STARTING)
+        going = state["state"] not in ENDED
         if fingerprint_of(run) != item.fingerprint:
             if going:
                 raise RecipeError(f"{path} is running with other settings than {item.name} has in the batch now.")
@@ -360,8 +358,7 @@ class Loop:
             return False
         if not slot.run.state_file.is_file():
             return True
-        state = patiently(lambda: read_state(slot.run))
-        return state["state"] in ENDED or (state["state"] == "prepared" and _age(state) > STARTING)
+        return patiently(lambda: read_state(slot.run))["state"] in ENDED
 
     def _collect(self, slot: Slot) -> None:
         if slot.child is not None:
@@ -501,10 +498,6 @@ def _seconds(attempt: dict[str, Any]) -> float:
     began = datetime.fromisoformat(attempt["started"])
     until = datetime.fromisoformat(attempt["ended"]) if attempt.get("ended") else datetime.now().astimezone()
     return max(0.0, (until - began).total_seconds())
-
-
-def _age(state: dict[str, Any]) -> float:
-    return (datetime.now().astimezone() - datetime.fromisoformat(state["created"])).total_seconds()
 
 
 def _earlier(batch: Batch, root: Path) -> Iterator[Path]:

@@ -30,7 +30,7 @@ def follow(path: Path, *, stop_on_interrupt: bool) -> dict[str, Any]:
         click.echo("ending the run …", err=True)
         launch.stop(opened)
     printed.close()
-    notebook.record(opened)
+    click.echo(notebook.try_to_record(opened), err=True, nl=False)
     state = launch.read_state(opened)
     click.echo(f"{state['state']}{': ' + state['cause'] if state['cause'] else ''}")
     if state["state"] in ("failed", "lost") and (said := diagnosis.brief(opened)):

@@ -65,7 +65,13 @@ def judge_command(
         return
     if run_dir is None:
         raise RecipeError("judge takes a run directory or a file of metrics, or --rules.")
-    judged = notebook.judge(run_dir, thresholds=thresholds, baseline=baseline, deterministic=deterministic)
+    try:
+        judged = notebook.judge(run_dir, thresholds=thresholds, baseline=baseline, deterministic=deterministic)
+    except RecipeError as fault:  # a CI that keeps the report must see this in it as well
+        if junit is not None:
+            with writing("--junit", junit):
+                write_text(junit, verdict.junit_of_error(str(fault)))
+        raise
     if as_json:
         click.echo(json.dumps(judged.verdict.to_dict(), indent=2, ensure_ascii=False))
     else:

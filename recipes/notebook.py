@@ -179,14 +179,17 @@ class Findings:
     def summary(self) -> str:
         return f"{self.looked} rules looked, {len(self.found)} found something."
 
+    def _word(self, finding: Finding) -> str:
+        return "waived" if finding.severity == "error" and finding.rule in self.waived else finding.severity
+
     def text(self) -> str:
-        lines = [self.summary, *(f"{f.severity:8} {f.rule}: {f}" for f in self.found)]
+        lines = [self.summary, *(f"{self._word(f):8} {f.rule}: {f}" for f in self.found)]
         if self.memory is not None:
             lines.append(bars.describe(self.memory).replace("; ", "\n"))
         return "\n".join(lines)
 
     def html(self) -> str:
-        rows = [(f.severity, f.rule, str(f), f.noticed) for f in self.found]
+        rows = [(self._word(f), f.rule, str(f), f.noticed) for f in self.found]
         shown = page.table(("", "rule", "finding", "would have shown at"), rows) if rows else ""
         return page.block(page.paragraph(self.summary), shown, bars_html(self.memory) if self.memory else "")
 
@@ -255,12 +258,17 @@ def watch(run: Run | str | Path) -> None:
 
     run = open_run(run) if not isinstance(run, Run) else run
     handle, drawn, cost, images = None, 0.0, 0.0, None
-    told, health = _told(run), None
+    told, health, trouble = _told(run), None, ""
     try:
         for moment in live.follow(run):
             if moment.ended or time.monotonic() - drawn > max(2.0, cost / DRAWING_SHARE):
                 drawn, busy = time.monotonic(), time.thread_time()
-                images, health = _draw(moment), lights.lights(moment.metrics, told)
+                try:
+                    images, health = _draw(moment), lights.lights(moment.metrics, told)
+                except Exception as fault:  # noqa: BLE001  a picture must not end a training
+                    if str(fault) != trouble:
+                        trouble = str(fault)
+                        print(f"The curves could not be drawn ({type(fault).__name__}: {fault}); the run goes on.")
                 # Not the clock: a training that takes every core would hide itself. The first also loads matplotlib.
                 cost = time.thread_time() - busy if handle else 0.0
             bundle = {"text/html": _moment_html(moment, images, health), "text/plain": _moment_text(moment, health)}
@@ -276,9 +284,9 @@ def watch(run: Run | str | Path) -> None:
             "text/plain": _moment_text(moment, health),
         }
         display(bundle, raw=True) if handle is None else _update(handle, bundle)
-        record(run)
+        print(try_to_record(run), end="")
         raise RunEnded(f"Interrupted: the run was {state['state']} and all its processes have ended.") from None
-    record(run)
+    print(try_to_record(run), end="")
     state = read_state(run)
     if state["state"] != "finished":
         known = diagnosis.why(run)
@@ -320,12 +328,17 @@ def judge(
         found = metrics.read(run)
         told = verdict.Told(deterministic=deterministic)
         why = "a file does not tell which recipe it is of; --baseline names one to compare with"
-        return Judged(verdict.judge(found, None, limits=limits, told=told, baseline=given, unmatched=why))
+        logged = verdict.logged(Path(run))
+        return Judged(
+            verdict.judge(found, None, limits=limits, told=told, logged=logged, baseline=given, unmatched=why)
+        )
     run = open_run(run) if not isinstance(run, Run) else run
     found, exported = verdict_of(run, limits=limits, baseline=given, deterministic=deterministic)
     if exported and (exported.checks or exported.trouble):
         write_json(run.path / exports.CHECKS, exported.to_dict())
     write_json(run.verdict_file, found.to_dict())
+    if (run.path / report.FILE).is_file():  # it was written before the verdict, and must not say another
+        report.write([run.path], run.path / report.FILE, light=True)
     return Judged(found)
 
 
@@ -419,6 +432,15 @@ def record(run: Run | str | Path) -> Recorded:
     curves.save(moment.metrics, run.curves, title=moment.state["recipe"], total_steps=moment.steps)
     report.write([run.path], run.path / report.FILE, light=True)
     return Recorded(run)
+
+
+def try_to_record(run: Run) -> str:
+    """Record a run that has just ended. What hinders it, a full disk say, must not hide how the run ended: a line."""
+    try:
+        record(run)
+    except (OSError, ValueError) as fault:
+        return f"Curves and report could not be written: {fault}\n"
+    return ""
 
 
 def compare(namespace: Mapping[str, Any]) -> compare_view.Compared:

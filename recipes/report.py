@@ -79,7 +79,7 @@ def of_run(run: Run, *, light: bool = False) -> str:
     moment = live.look(run)
     state = moment.state
     failed = state["state"] in ("failed", "lost")
-    judged, exported = _judged(run, moment, light=light)
+    judged, exported = _judged(run, light=light)
     sections = [
         ("Summary", _table(("", ""), [*_summary(run, moment), *figures(moment.metrics)])),
         ("Why it failed", _diagnosis(run) if failed else ""),
@@ -95,17 +95,15 @@ def of_run(run: Run, *, light: bool = False) -> str:
     return _document(str(state["recipe"]), f"{words} · {run.path.name}", sections)
 
 
-def _judged(run: Run, moment: live.Moment, *, light: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """(verdict, exports) as plain data: anew, or, if it is to be quick, as they were last judged."""
+def _judged(run: Run, *, light: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """(verdict, exports) as plain data: anew, or, if it is to be quick, as they were last judged, if they were."""
     from recipes import notebook
 
     if not light:
         found, exported = notebook.verdict_of(run)
         return found.to_dict(), exported.to_dict() if exported else {}
     exported_then = _json(run.path / exports.CHECKS)
-    if _newer(run.verdict_file, run.metrics()) and (told := _json(run.verdict_file)):
-        return told, exported_then
-    return verdict.judge(moment.metrics, moment.state).to_dict(), exported_then
+    return _json(run.verdict_file) if _newer(run.verdict_file, run.metrics()) else {}, exported_then
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -137,7 +135,7 @@ def of_log(path: Path) -> str:
         raise RecipeError(f"{found} There is nothing to report.")
     sections = [
         ("Summary", _said(str(found)) + _table(("", ""), figures(found))),
-        ("Verdict", _verdict(verdict.judge(found, None).to_dict())),
+        ("Verdict", _verdict(verdict.judge(found, None, logged=verdict.logged(path)).to_dict())),
         ("Curves", lambda dpi: _curves(found, path.name, None, dpi)),
     ]
     return _document(path.name, "from a log: settings, provenance and how the training ended are not in it", sections)
@@ -226,6 +224,8 @@ def _summary(run: Run, moment: live.Moment) -> list[tuple[str, str]]:
 
 
 def _verdict(told: Mapping[str, Any]) -> str:
+    if not told:
+        return _said("The run has not been judged since its last step; `recipes judge` does.")
     words = "The run may be believed." if told["passed"] else "The run may not be believed."
     rows = []
     for one in told["judgements"]:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes import baseline, metrics, notebook, params, verdict
+from recipes import baseline, batch, metrics, notebook, params, verdict
 from recipes.cli import main
 from recipes.errors import RecipeError
 from recipes.metrics.plain import Curves
@@ -35,6 +35,8 @@ def rows(seed: int, steps: int = 30) -> dict[int, dict]:
             "critic/rewards/max": 1.0,
             "critic/advantages/max": 1.6,
             "critic/advantages/min": -1.2,
+            "response_length/clip_ratio": 0.01,
+            "response/aborted_ratio": 0.0,
             "actor/entropy": 0.3 + noise.gauss(0, 0.01),
             "actor/grad_norm": 0.5 + noise.random() / 10,
             "actor/pg_loss": -0.1,
@@ -362,3 +364,14 @@ def test_speed_has_a_rule_of_its_own(made, tmp_path):
     failed = [j for j in found.judgements if j.outcome == "fail"]
     assert [j.rule for j in failed] == ["PERF"]
     assert failed[0].source.startswith(f"baseline of {TODAY}, commit cccccccccccc")
+
+
+def test_every_run_of_the_npu_nightly_is_compared_with_its_baseline():
+    """Its runs say how many steps they take; that makes no other recipe of them."""
+    for item in batch.load(HOME / "params" / "batches" / "nightly_a3.yaml").items:
+        composed = item.plan.composed
+        changed = [key for key in composed.given if not baseline._SAME.match(key)]
+        recipe = composed.recipe
+        found, why = baseline.find(item.recipe, recipe.stack, recipe.hardware, item.devices)
+        assert (changed, why) == ([], "")
+        assert found is not None

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as tree
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import nbformat
@@ -224,6 +225,60 @@ def test_time_left_is_that_of_the_last_worker():
     assert batch_run.schedule([10, 20, 30, 40], 2) == 60
     assert batch_run.schedule([10, 20], 5) == 20
     assert batch_run.schedule([], 2) == 0
+
+
+def loop(loaded: batch.Batch, root: Path, **more) -> batch_run.Loop:
+    told = batch_run.forecast(loaded, root, 2)
+    said: list[str] = []
+    made = batch_run.Loop(loaded, root, told, -1, more.get("cap"), False, said.append, said.append)
+    made.lines = said
+    return made
+
+
+def test_a_cap_counts_what_runs_once(load, tmp_path):
+    """Two runs of a minute, capped at two minutes: half-way through the first one the second still fits."""
+    loaded = load("runs: [{recipe: cpu/qwen3, seeds: 2}]\ndeadline_minutes: 1\n")
+    one, two = loaded.items
+    going = loop(loaded, tmp_path, cap=2.1 * one.devices / 60)
+    began = {"attempts": [{"number": 1, "started": (datetime.now().astimezone() - timedelta(seconds=30)).isoformat()}]}
+    run = made(tmp_path, one, state="running", seconds=0.0)
+    update_state(run, **began)
+    going.slots.append(batch_run.Slot(one, run, None, time.monotonic() - 30))
+    assert going._held_back(two) == ""
+    going.cap = 1.9 * one.devices / 60
+    assert "more than its cap" in going._held_back(two)
+
+
+def test_the_line_says_what_runs_and_how_long_it_takes_still(load, tmp_path):
+    loaded = load("runs: [{recipe: cpu/qwen3, seeds: 3}]\ndeadline_minutes: 2\n")
+    going = loop(loaded, tmp_path)
+    slots = [batch_run.Slot(item, None, None, time.monotonic() - 60) for item in loaded.items[:2]]
+    going.slots, going.queue = slots, going.queue[2:]
+    slots[0].words, slots[0].left = "step 3 of 10", 30.0
+    line = going.line()
+    assert line.startswith(f"0 of 3 done · {loaded.items[0].name} step 3 of 10 · {loaded.items[1].name} ")
+    assert line.endswith("about 2 min 30 s left")  # the third takes the place of the first, after 30 s
+
+
+def test_a_run_that_cannot_be_started_or_read_does_not_end_the_others(load, tmp_path, monkeypatch):
+    loaded = load("runs: [{recipe: cpu/qwen3, seeds: 2}]\n")
+    going = loop(loaded, tmp_path)
+    begun = []
+
+    def begin(notebook, parameters, path, keep):
+        begun.append(path)
+        if len(begun) == 1:
+            raise OSError("[Errno 24] Too many open files")
+        made(tmp_path, loaded.items[1])
+        return subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE)
+
+    monkeypatch.setattr(headless, "begin", begin)
+    monkeypatch.setattr(batch_run, "conclude", lambda *args, **more: 1 / 0)
+    going.run()
+    assert [(o.what, o.cause) for o in going.in_order()] == [
+        ("failed", "OSError: [Errno 24] Too many open files"),
+        ("failed", "ZeroDivisionError: division by zero"),
+    ]
 
 
 def test_the_summary_escapes_what_a_log_says(load, tmp_path):

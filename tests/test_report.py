@@ -179,6 +179,35 @@ def test_recording_a_run_writes_its_report_with_the_verdict_that_was_made(run):
     assert "report.html" in notebook.Recorded(run)._repr_mimebundle_()["text/plain"]
 
 
+def test_a_report_never_says_another_verdict_than_the_one_beside_it(run):
+    """It is written when a run has ended, before anybody judges; judging then writes it anew."""
+    notebook.record(run)
+    words = " ".join(read(run.path / "report.html").text)
+    assert "has not been judged since its last step" in words
+    assert "believed" not in words
+    judged = notebook.judge(run, thresholds=["minimum_steps=99"])
+    words = " ".join(read(run.path / "report.html").text)
+    assert judged.summary in words
+    assert "30 steps show no trend" in words
+
+
+def test_what_hinders_the_report_does_not_hide_how_a_run_ended(run, monkeypatch):
+    def full(*args, **more):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(curves, "save", full)
+    assert notebook.try_to_record(run) == (
+        "Curves and report could not be written: [Errno 28] No space left on device\n"
+    )
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_end_the_watching(run, monkeypatch, capsys):
+    update_state(run, state="finished", cause="")
+    monkeypatch.setattr(notebook, "_draw", lambda moment: 1 / 0)
+    notebook.watch(run)
+    assert "could not be drawn (ZeroDivisionError: division by zero)" in capsys.readouterr().out
+
+
 # ------------------------------------------------------------------------------------------------- the live board
 
 

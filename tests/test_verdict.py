@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import re
 import xml.etree.ElementTree
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from recipes import metrics, verdict
+from recipes import metrics, notebook, verdict
 from recipes.checkpoint import ExportCheck
 from recipes.cli import main
 from recipes.errors import RecipeError
@@ -31,6 +32,8 @@ def healthy(step: int) -> dict:
         "critic/rewards/mean": 0.4 + 0.04 * step,
         "critic/advantages/max": 1.6,
         "critic/advantages/min": -1.2,
+        "response_length/clip_ratio": 0.01,
+        "response/aborted_ratio": 0.0,
         "actor/entropy": 0.3,
         "actor/grad_norm": 1.0,
         "actor/pg_loss": 0.01,
@@ -292,6 +295,47 @@ def test_a_log_that_says_not_finite_fails(tmp_path):
     ]
 
 
+def test_a_bare_log_that_says_not_finite_fails_packed_or_not(tmp_path):
+    rows = [" - ".join(f"{k}:{v}" for k, v in row.items()) for row in series(steps=12).values()]
+    text = "".join(
+        f"step:{s} - {row}\n(WorkerDict pid=1) WARN: grad_norm is not finite\n" for s, row in enumerate(rows, 1)
+    )
+    (tmp_path / "train.log").write_text(text)
+    (tmp_path / "train.log.gz").write_bytes(gzip.compress(text.encode()))
+    for name in ("train.log", "train.log.gz"):
+        judged = notebook.judge(tmp_path / name).verdict
+        assert not judged.passed
+        assert "the log says 12 times that a value was not finite" in str(judged.judgements[0])
+    (tmp_path / "cut.log.gz").write_bytes(gzip.compress(text.encode())[:-20])
+    assert len(verdict.logged(tmp_path / "cut.log.gz")) >= 1
+
+
+@pytest.mark.parametrize(
+    ("key", "rule"), [("response_length/clip_ratio", "LENGTH"), ("response/aborted_ratio", "ABORTED")]
+)
+def test_what_a_rule_reads_and_is_never_computed_fails(tmp_path, key, rule):
+    rows = run()
+    for data in rows.values():
+        del data[key]
+    found = judge(tmp_path, rows)
+    assert [(j.rule, j.sentence) for j in found.judgements if j.outcome == "fail"] == [(rule, f"never computed: {key}")]
+
+
+@pytest.mark.parametrize(
+    "key", ["critic/advantages/max", "response_length/clip_ratio", "response/aborted_ratio", "val-core/x/reward/mean@1"]
+)
+def test_whatever_a_rule_reads_must_be_finite(tmp_path, key):
+    found = judge(tmp_path, run(s7={key: None}, s9={key: 0.5}))
+    assert (key in str(found.judgements[0]), found.judgements[0].rule, found.judgements[0].step) == (True, "NAN", 7)
+
+
+def test_a_thousand_broken_values_do_not_bury_the_verdict(tmp_path):
+    found = judge(tmp_path, run(**{f"s{s}": {f"key/{i}": "text" for i in range(100)} for s in range(1, 11)}))
+    said = [j.sentence for j in found.judgements if j.rule == "INCOMPLETE" and j.outcome == "warn"]
+    assert len(said) == 6
+    assert said[-1].startswith("metrics, 995 more lines or values that cannot be read")
+
+
 # ------------------------------------------------------------------------------------ what a run was told, thresholds
 
 
@@ -488,6 +532,14 @@ def test_an_empty_log_fails_and_may_not_be_flushed_yet(tmp_path):
     done = CliRunner().invoke(main, ["judge", str(tmp_path / "train.log")])
     assert done.exit_code == 1
     assert "not one training step in the metrics: train.log holds 0 bytes" in done.output
+
+
+def test_a_log_that_crashed_before_its_first_step_leaves_a_report_for_ci(tmp_path):
+    (tmp_path / "train.log").write_text("Traceback (most recent call last):\nValueError: no\x00\n")
+    done = CliRunner().invoke(main, ["judge", str(tmp_path / "train.log"), "--junit", str(tmp_path / "v.xml")])
+    assert done.exit_code == 2
+    suite = xml.etree.ElementTree.parse(tmp_path / "v.xml").getroot()
+    assert (suite.get("errors"), "holds no step" in suite.find("testcase/error").get("message")) == ("1", True)
 
 
 DATA = Path(__file__).parent / "data" / "verdict"

@@ -11,11 +11,14 @@ Whatever is missing, not finite or too little fails; nothing is skipped. `recipe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipes.metrics.growing import GZIP, Unpacked
 from recipes.metrics.plain import Curves
 from recipes.verdict.rules import ORDER, RULES, STOPPABLE, WATCHED, Judgement, Subject, Told, apply
 from recipes.verdict.thresholds import Thresholds, thresholds
@@ -36,13 +39,19 @@ __all__ = [
     "Verdict",
     "judge",
     "junit",
+    "junit_of_error",
     "logged",
     "thresholds",
     "told",
 ]
 
 # What verl, Megatron and torch print when a step's numbers were not finite; the training goes on after the first.
-_NOT_FINITE = (b"grad_norm is not finite", b"found NaN in local grad norm", b"found Inf in local grad norm")
+_NOT_FINITE = (
+    b"grad_norm is not finite",
+    b"found NaN in local grad norm",
+    b"found Inf in local grad norm",
+    b"Megatron optimizer step failed",
+)
 _PIECE = 1 << 20
 
 
@@ -140,26 +149,33 @@ def told(path: str | Path) -> Told:
 
 
 def logged(log: Path) -> list[str]:
-    """The lines of a log that say a value was not finite, cut to 160 characters, secrets masked; none without a log.
+    """The lines of a log, packed by gzip or not, that say a value was not finite: masked, 160 characters at most.
 
-    Untrusted text: escape it to show it.
+    None without a log, or after a place where the packing is damaged. Untrusted text: escape it to show it.
     """
     from recipes.logtext import clean
     from recipes.masking import mask
 
     found: list[str] = []
-    try:
-        with log.open("rb") as file:
-            rest = b""
-            while piece := file.read(_PIECE):
-                text, cut, rest = (rest + piece).rpartition(b"\n")
-                if not cut and len(rest) > _PIECE:  # no end of line for a megabyte
-                    text, rest = rest, b""
-                found += _lines_of(text)
-            found += _lines_of(rest)
-    except FileNotFoundError:
-        return []
+    rest = b""
+    for piece in _pieces(log):
+        text, cut, rest = (rest + piece).rpartition(b"\n")
+        if not cut and len(rest) > _PIECE:  # no end of line for a megabyte
+            text, rest = rest, b""
+        found += _lines_of(text)
+    found += _lines_of(rest)
     return [mask(clean(line))[:160] for line in found]
+
+
+def _pieces(log: Path) -> Iterator[bytes]:
+    if not log.is_file():
+        return
+    with log.open("rb") as file, contextlib.suppress(EOFError, zlib.error):
+        packed = file.read(len(GZIP)) == GZIP
+        file.seek(0)
+        text = Unpacked(file) if packed else file
+        while piece := text.read(_PIECE):
+            yield piece
 
 
 def _lines_of(text: bytes) -> list[str]:
@@ -190,6 +206,17 @@ def junit(verdict: Verdict) -> str:
     return tree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _printable(judgement: Judgement) -> str:
+def junit_of_error(sentence: str) -> str:
+    """A JUnit report of what could not be judged at all, such as a log that holds no step: one case, an error."""
+    import xml.etree.ElementTree as tree
+
+    suite = tree.Element("testsuite", name="verdict", tests="1", failures="0", errors="1")
+    case = tree.SubElement(suite, "testcase", classname="verdict", name="can be judged")
+    tree.SubElement(case, "error", message=_printable(sentence), type="error")
+    tree.indent(suite)
+    return tree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _printable(said: Judgement | str) -> str:
     """XML has no place for control characters, and a cause or a path may hold some."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in str(judgement))
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in str(said))

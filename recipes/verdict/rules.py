@@ -31,6 +31,9 @@ PEARSON = "training/rollout_actor_probs_pearson_corr"
 WATCHED = (REWARD, ENTROPY, GRAD, "actor/pg_loss", PPO_KL, DIFFERENCE)
 """Every GRPO run with Megatron computes these; one that is missing fails."""
 
+CLIPPED, ABORTED = "response_length/clip_ratio", "response/aborted_ratio"
+ADVANTAGES = ("critic/advantages/max", "critic/advantages/min")
+
 TURNS_ON = {
     DIFFERENCE: "rollout.log_probs=true",
     KL_LOSS: "algorithm.kl_loss_coef",
@@ -38,6 +41,8 @@ TURNS_ON = {
     "rollout_corr/rollout_is_mean": "algorithm.rollout_correction.importance",
 }
 """The key of a recipe that makes a metric appear; one that is not here is written by every training step."""
+
+SHOWN = 5  # lines of metrics that could not be read; all of them would bury the judgements
 
 ORDER = {"fail": 0, "warn": 1, "pass": 2, "info": 3}
 
@@ -171,8 +176,10 @@ def _complete(s: Subject) -> Iterator[tuple]:
         elif not expected:
             words += "; the recipe counts epochs, so how many were due is not known"
         yield "pass" if s.state is not None else "info", words
-    for broken in s.broken:
+    for broken in s.broken[:SHOWN]:
         yield "warn", f"metrics, {broken}"
+    if (more := len(s.broken) - SHOWN) > 0:
+        yield "warn", f"metrics, {more} more lines or values that cannot be read; `recipes metrics` shows them"
     if s.unfinished:
         yield "warn", "the last line of the metrics is unfinished: its writer was cut off, or still writes"
 
@@ -192,8 +199,9 @@ def _enough(s: Subject) -> Iterator[tuple]:
 def _finite(s: Subject) -> Iterator[tuple]:
     """Every watched value is there and finite, and no log says that a gradient was not."""
     found = False
-    watched = dict.fromkeys([*WATCHED, *s.told.expected, PEARSON, KL_LOSS, "rollout_corr/kl"])
-    for key in watched:
+    validated = [key for key in s.curves.values.keys() | s.curves.lost.keys() if key.startswith("val-core/")]
+    watched = [*WATCHED, *s.told.expected, PEARSON, KL_LOSS, "rollout_corr/kl", *ADVANTAGES, CLIPPED, ABORTED]
+    for key in dict.fromkeys([*watched, *sorted(validated)]):
         if lost := s.curves.nonfinite(key):
             found = True
             yield "fail", f"{key} is not finite at {_count(lost)}", lost[0]
@@ -205,7 +213,7 @@ def _finite(s: Subject) -> Iterator[tuple]:
         found = True
         yield "fail", f"the log says {len(s.logged)} times that a value was not finite, first: {line}", None, "the log"
     missing = [] if s.live else [k for k in dict.fromkeys([*WATCHED, *s.told.expected]) if not s.curves.has(k)]
-    for key in s.told.impossible.keys() & set(missing):
+    for key in sorted(s.told.impossible.keys() & set(missing)):
         found = True
         yield "warn", f"{key} cannot be computed: {s.told.impossible[key]}"
     if absent := [key for key in missing if key not in s.told.impossible]:
@@ -467,11 +475,11 @@ def _gradient(s: Subject) -> Iterator[tuple]:
 @rule("NO SIGNAL", stops=True)
 def _signal(s: Subject) -> Iterator[tuple]:
     """Responses of a group differ in reward: GRPO learns from that difference alone."""
-    largest, smallest = (dict(s.curves.points(f"critic/advantages/{side}")) for side in ("max", "min"))
+    largest, smallest = (dict(s.curves.points(key)) for key in ADVANTAGES)
     flat = [(step, max(abs(largest[step]), abs(smallest[step]))) for step in sorted(largest.keys() & smallest.keys())]
     if not flat:
         if not s.live:
-            yield "fail", "never computed: critic/advantages/max and critic/advantages/min"
+            yield "fail", f"never computed: {' and '.join(ADVANTAGES)}"
         return
     step = first_of(flat, lambda v: v == 0, s.limits.no_signal_steps)
     if step is None:
@@ -532,8 +540,10 @@ def _validation(s: Subject) -> Iterator[tuple]:
 @rule("LENGTH")
 def _length(s: Subject) -> Iterator[tuple]:
     """Responses fit into their limit: what is cut has no answer, and trains the model on noise."""
-    limits, found = s.limits, means(s.curves.points("response_length/clip_ratio"))
+    limits, found = s.limits, means(s.curves.points(CLIPPED))
     if not found:
+        if not s.live and not s.curves.has(CLIPPED):
+            yield "fail", f"never computed: {CLIPPED}"
         return
     rising = [(step, value) for (_, before), (step, value) in zip(found, found[5:], strict=False) if value > before]
     at, worst = extreme(found)
@@ -552,8 +562,10 @@ def _length(s: Subject) -> Iterator[tuple]:
 @rule("ABORTED")
 def _aborted(s: Subject) -> Iterator[tuple]:
     """The engine gives up on no response."""
-    limits, points = s.limits, s.curves.points("response/aborted_ratio")
+    limits, points = s.limits, s.curves.points(ABORTED)
     if not points:
+        if not s.live and not s.curves.has(ABORTED):
+            yield "fail", f"never computed: {ABORTED}"
         return
     at, worst = extreme(points)
     words = f"{worst:.1%} of the responses were given up (step {at})"

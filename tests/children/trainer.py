@@ -30,6 +30,8 @@ HEALTHY = {
     "training/rollout_probs_diff_mean": 1e-3,
     "critic/advantages/max": 1.0,
     "critic/advantages/min": -1.0,
+    "response_length/clip_ratio": 0.01,
+    "response/aborted_ratio": 0.0,
 }
 
 
