@@ -366,9 +366,9 @@ class Loop:
         headless.settle(slot.run.path)
         self._conclude(slot.item, slot.run, code=slot.child.returncode if slot.child else 0)
         outcome = self.outcomes[slot.item.name]
-        if slot.child is None and outcome.state.get("state") == "finished":  # its notebook did not live to draw it
-            if words := notebook.try_to_record(slot.run):
-                self.event(f"{slot.item.name}: {words.strip()}")
+        undrawn = slot.child is None and outcome.state.get("state") == "finished"  # its notebook did not live to draw
+        if undrawn and (words := notebook.try_to_record(slot.run)):
+            self.event(f"{slot.item.name}: {words.strip()}")
         if slot.child is None and outcome.state.get("state") not in (None, "finished"):
             # It was an earlier batch's, and went down with it: it is this one's turn to try.
             del self.outcomes[slot.item.name]
