@@ -21,13 +21,15 @@ from recipes.cli_follow import follow
     "--run-dir", "target", type=click.Path(path_type=Path), help="Where it goes (default: a new folder in runs/)."
 )
 @click.option("--dry-run", is_flag=True, help="Say what differs now and print the command; start nothing.")
-def replay_command(run_dir: Path, target: Path | None, dry_run: bool) -> None:
+@click.option("--waive", multiple=True, metavar="RULE", help="Launch in spite of this preflight rule too.")
+def replay_command(run_dir: Path, target: Path | None, dry_run: bool, waive: tuple[str, ...]) -> None:
     """Run the same again in a new directory: argv and environment as RUN recorded them, but for its paths.
 
     Says first what is different now: packages, commits, model, data, hardware, the recipe's files. That stops nothing;
-    a missing interpreter, model or data does. Secrets were not recorded: export them again.
+    a missing interpreter, model or data does, and an error of preflight that RUN was not launched in spite of. Secrets
+    were not recorded: export them again.
     """
-    from recipes import notebook, params, replay
+    from recipes import notebook, params, preflight, replay
     from recipes.run import launch
     from recipes.run.directory import default_path, open_run, read_state
 
@@ -42,12 +44,18 @@ def replay_command(run_dir: Path, target: Path | None, dry_run: bool) -> None:
         click.echo(shlex.join(planned.command.argv))
         return
     notebook.prepare(planned.composed, python=planned.command.python)
+    found = preflight.check(planned.composed, python=planned.command.python)
+    for finding in found:
+        click.echo(f"{finding.severity}: {finding}", err=True)
+    # What RUN waived may be a rule that this version no longer has; a rule named now must be there.
+    waived = sorted({*waive, *(rule for rule in state.get("waived", ()) if rule in preflight.RULES)})
+    preflight.refuse(found, waived)
     started = launch.start(
         planned.composed,
         planned.command,
         on_disconnect=state.get("on_disconnect"),
         deadline_seconds=state.get("deadline_seconds"),
-        waived=state.get("waived", ()),
+        waived=waived,
     )
     planned.record(started)
     click.echo(f"run directory: {started.path}")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 import xml.etree.ElementTree as tree
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from recipes import data, params, preflight
+from recipes import data, notebook, params, preflight
 from recipes.cli import main
-from recipes.finding import Finding
+from recipes.finding import SEVERITIES, Finding
 from recipes.preflight import files, software
 
 GLM = "glm5_2/grpo_a3_512"
@@ -362,6 +365,53 @@ def test_a_waived_rule_lets_the_others_stand():
     with pytest.raises(preflight.rules.RecipeError, match=r"layout\.heads"):
         preflight.refuse(findings, errors - {"layout.heads"})
     preflight.refuse(findings, errors)
+
+
+def test_a_waived_error_shows_as_waived_and_another_as_an_error():
+    errors = [Finding("batch.mini", "error", {}, "one."), Finding("layout.heads", "error", {}, "two.")]
+    shown = notebook.Findings(
+        (*errors, Finding("env.stale", "warning", {}, "three.")), waived=("batch.mini", "env.stale")
+    )
+    assert [line.split()[0] for line in shown.text().splitlines()[1:]] == ["waived", "error", "warning"]
+    cells = re.findall(r"<td>(.*?)</td>", shown.html())
+    assert [word for word in cells if word in ("waived", *SEVERITIES)] == ["waived", "error", "warning"]
+
+
+@pytest.fixture
+def waived_run(tmp_path, monkeypatch):
+    """A run of the stand-in trainer that was launched in spite of an error, by the command."""
+    children = Path(__file__).parent / "children"
+    environment = {"RECIPES_PYTHON": children / "python", "REAL_PYTHON": sys.executable, "TRAINER": "train healthy"}
+    for name, value in (environment | {"TRAINER_STEP_SECONDS": 0}).items():
+        monkeypatch.setenv(name, str(value))
+    model, reward = tmp_path / "model", tmp_path / "reward.py"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").touch()
+    reward.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, **_): return float('2' in solution_str)"
+    )
+    train, test = (rows(tmp_path / f"{name}.parquet") for name in ("train", "test"))
+    overrides = [f"model.path={model}", f"data.train_files={train}", f"data.val_files={test}", "prepare=[]", "steps=2"]
+    overrides += [f"reward.function={reward}", "reward.name=compute_score", "batch.mini=16", "external_modules=[json]"]
+    place = tmp_path / "run"
+    done = CliRunner().invoke(main, ["run", CPU, *overrides, "--waive", "batch.mini", "--run-dir", str(place)])
+    assert done.exit_code == 0, done.output
+    return place
+
+
+@pytest.mark.slow
+def test_a_waiver_is_in_the_run_and_a_replay_is_launched_in_spite_of_the_same_alone(waived_run, tmp_path):
+    state = json.loads((waived_run / "run.json").read_text())
+    assert state["waived"] == ["batch.mini"]
+    again = CliRunner().invoke(main, ["replay", str(waived_run), "--run-dir", str(tmp_path / "again")])
+    assert again.exit_code == 0, again.output
+    assert json.loads((tmp_path / "again" / "run.json").read_text())["waived"] == ["batch.mini"]
+    (waived_run / "run.json").write_text(json.dumps({**state, "waived": []}))
+    refused = CliRunner().invoke(main, ["replay", str(waived_run), "--run-dir", str(tmp_path / "third")])
+    assert refused.exit_code == 2
+    assert "batch.mini: " in refused.output
+    assert not (tmp_path / "third").exists()
 
 
 def test_findings_as_junit_name_each_rule(tmp_path):
