@@ -98,7 +98,8 @@ def interrupt(child: subprocess.Popen, run_dir: Path) -> None:
     """
     child.send_signal(signal.SIGINT)
     if Run(run_dir).state_file.is_file():
-        launch.stop(Run(run_dir))
+        with contextlib.suppress(RecipeError):  # said below, where it is still so when the notebook has ended
+            launch.stop(Run(run_dir))
     try:
         child.wait(PATIENCE)
     except subprocess.TimeoutExpired:

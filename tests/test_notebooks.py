@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -204,6 +206,28 @@ def test_without_an_npu_it_resolves_and_checks_and_stops_at_launch(tmp_path, nam
     done = [cell for cell in code(out) if cell.outputs and cell.outputs[-1].output_type == "execute_result"]
     assert "rules looked" in done[-1].outputs[-1]["data"]["text/plain"]
     assert not (tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------------------------------------ attaching, ending
+
+
+def test_a_notebook_is_ended_although_its_training_cannot_be(tmp_path, monkeypatch):
+    from recipes.run import launch
+    from recipes.run.directory import create
+
+    stops = []
+
+    def stop(run):
+        stops.append(run.path)
+        raise RecipeError("it is still there")
+
+    monkeypatch.setattr(launch, "stop", stop)
+    run = create(tmp_path / "run", "r", {})
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with pytest.raises(RecipeError, match="still there"):
+        headless.interrupt(child, run.path)
+    assert child.poll() is not None
+    assert stops == [run.path] * 2
 
 
 # ------------------------------------------------------------------------------------------------ untrusted text

@@ -19,7 +19,7 @@ import pytest
 from recipes import live, params
 from recipes.command import build
 from recipes.errors import RecipeError
-from recipes.run import causes, launch, processes, supervisor
+from recipes.run import causes, directory, launch, processes, supervisor
 from recipes.run.directory import create, default_path, open_run, read_state, update_state, write_json
 
 CHILDREN = Path(__file__).parent / "children"
@@ -213,6 +213,40 @@ def test_a_clock_that_is_set_right_makes_no_run_lost(started, monkeypatch):
     monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: reported + 1)
     assert read_state(run)["state"] == "running"
     assert len(living(run)) == 1
+
+
+def test_a_run_that_never_starts_is_lost_and_can_be_stopped(tmp_path, monkeypatch):
+    """Its launcher was killed between writing it down and the supervisor's first word."""
+    run = create(tmp_path / "run", "r", {})
+    write_json(run.attempt(1) / "command.json", {"argv": ["true"], "environment": {}})
+    assert read_state(run)["state"] == "prepared"
+    monkeypatch.setattr(launch, "START_SECONDS", 0.2)
+    state = launch.stop(run)
+    assert (state["state"], state["cause"]) == ("lost", directory.NEVER_STARTED)
+    late = subprocess.run([sys.executable, "-m", "recipes.run.supervisor", str(run.path)], stdout=-1, text=True)
+    assert late.returncode == 1
+    assert "attempt 1 is lost by now: nothing was started" in late.stdout
+    assert json.loads(run.state_file.read_text())["state"] == "lost"
+
+
+def test_a_run_that_is_long_about_to_start_is_lost_to_all_who_look(tmp_path):
+    run = create(tmp_path / "run", "r", {"created": "2026-01-01T00:00:00+00:00"})
+    assert launch.wait(run, timeout=0.0)["state"] == "lost"
+    assert next(live.follow(run)).ended
+    update_state(run, heartbeat=directory.now())  # the next attempt of an old run
+    assert read_state(run)["state"] == "prepared"
+
+
+def test_a_supervisor_that_starts_too_slowly_is_ended(tmp_path, monkeypatch):
+    """What was said to have failed must not train later on."""
+    monkeypatch.setattr(launch, "START_SECONDS", 0.0)
+    with pytest.raises(RecipeError, match="did not start: not within 0 s"):
+        launch.start(*plan(tmp_path / "run", "sleep"))
+    run = open_run(tmp_path / "run")
+    ours = [p.cmdline() for p in psutil.Process().children() if str(run.path) in p.cmdline()]
+    assert [words for words in ours if "recipes.run.supervisor" in words] == []
+    state = read_state(run)
+    assert (state["state"], state["cause"]) == ("failed", "the supervisor did not start: not within 0 s")
 
 
 def test_a_training_that_cannot_be_started_is_a_failed_run(tmp_path):

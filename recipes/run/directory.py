@@ -23,13 +23,15 @@ import psutil
 from recipes.atomic import replace_file
 from recipes.errors import RecipeError
 
-# Seconds without a heartbeat after which a run on another machine, which cannot be looked at, is taken for lost.
+# Seconds without a heartbeat after which a run on another machine, which cannot be looked at, is taken for lost; and
+# those after which one that is still `prepared` will not start any more (its supervisor gets launch.START_SECONDS).
 SILENCE = 120.0
 # Seconds for which whoever follows a run that goes on forgives it that it cannot be read.
 PATIENCE = 120.0
 
 STATES = ("prepared", "running", "finished", "failed", "stopped", "lost")
 ENDED = ("finished", "failed", "stopped", "lost")
+NEVER_STARTED = "it never started: what launched it was ended before its supervisor ran"
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ def create(path: Path, recipe: str, details: Mapping[str, Any]) -> Run:
         "state": "prepared",
         "cause": "",
         "created": now(),
+        "place": here(),
         "attempts": [],
         **details,
     }
@@ -130,12 +133,12 @@ def begin_attempt(run: Run, number: int) -> None:
 
 
 def read_state(run: Run) -> dict[str, Any]:
-    """Return run.json, with the state `lost` in place of `running` when its supervisor is gone."""
+    """Return run.json, with the state `lost` in place of `running` or `prepared` when nobody is left to change it."""
     state = _load(run)
-    if state["state"] == "running" and (cause := _gone(state)):
+    if state["state"] not in ENDED and _gone(state):
         # It may have ended properly between our reading and our looking: only a second reading can tell.
         state = _load(run)
-        if state["state"] == "running" and (cause := _gone(state)):
+        if state["state"] not in ENDED and (cause := _gone(state)):
             state |= {"state": "lost", "cause": cause}
     return state
 
@@ -172,14 +175,21 @@ def here() -> dict[str, str]:
 
 
 def _gone(state: Mapping[str, Any]) -> str:
-    """Return why a run that says it is running is not, or an empty string."""
+    """Return why a run that says it is running or about to run is not, or an empty string."""
+    if state["state"] == "prepared":
+        return NEVER_STARTED if _silence(state) > SILENCE else ""
     if is_here(state):
         return "" if is_alive(state["supervisor"]) else "the supervisor is gone without a word (killed)"
     host = state["place"]["host"]
     if host == here()["host"]:
         return "the machine or its container was started again since"
-    silent = time.time() - datetime.fromisoformat(state["heartbeat"]).timestamp()
+    silent = _silence(state)
     return f"no word from {host} for {silent:.0f} s" if silent > SILENCE else ""
+
+
+def _silence(state: Mapping[str, Any]) -> float:
+    """Seconds since its last heartbeat; before the first, since it was written down."""
+    return time.time() - datetime.fromisoformat(state.get("heartbeat") or state["created"]).timestamp()
 
 
 def _load(run: Run) -> dict[str, Any]:

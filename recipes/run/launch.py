@@ -19,6 +19,7 @@ from recipes.errors import RecipeError
 from recipes.run import cluster, processes
 from recipes.run.directory import (
     ENDED,
+    NEVER_STARTED,
     PATIENCE,
     Run,
     create,
@@ -158,24 +159,36 @@ def start_supervisor(run: Run, attempt: int) -> None:
     os.close(theirs)
     _forget(run)
     _LINKS[run.path] = ours
-    limit = time.monotonic() + START_SECONDS
+    limit, late = time.monotonic() + START_SECONDS, ""
     while patiently(lambda: read_state(run))["state"] == "prepared":
-        if supervisor.poll() is not None or time.monotonic() > limit:
+        if time.monotonic() > limit and supervisor.poll() is None:
+            supervisor.kill()  # what it has started by now is ended by its guard
+            supervisor.wait()
+            late = f"not within {START_SECONDS:g} s"
+        if supervisor.poll() is not None and read_state(run)["state"] == "prepared":  # not ended in a word of its own
             words = (run.path / "supervisor.log").read_text(errors="replace").strip().splitlines()[-1:]
-            update_state(run, state="failed", cause=f"the supervisor did not start: {' '.join(words)}")
-            raise RecipeError(f"The supervisor of {run.path} did not start: {' '.join(words) or 'no message'}")
+            said = late or " ".join(words) or "no message"
+            update_state(run, state="failed", cause=f"the supervisor did not start: {said}")
+            raise RecipeError(f"The supervisor of {run.path} did not start: {said}")
         time.sleep(0.05)
 
 
 def stop(run: Run) -> dict:
     """End everything of a run and return its state. A run that has ended is left as it is, but for stray processes.
 
+    One that is about to start gets START_SECONDS to do so, to be stopped then; one that never starts is `lost`.
     Raises RecipeError when it runs on another machine, or when processes of it are still there long after they were
     asked and killed.
     """
-    state = read_state(run)
-    if state["state"] == "running" and not is_here(state):
+    state, limit = read_state(run), time.monotonic() + START_SECONDS
+    if state["state"] not in ENDED and not is_here(state):
         raise RecipeError(f"{run.path} runs on {state['place']['host']}: `recipes stop` works there.")
+    while state["state"] == "prepared":
+        if time.monotonic() > limit:
+            state = update_state(run, state="lost", cause=NEVER_STARTED)
+        else:
+            time.sleep(0.1)
+            state = read_state(run)
     if state["state"] == "running":
         with contextlib.suppress(ProcessLookupError):
             os.kill(state["supervisor"]["pid"], signal.SIGTERM)

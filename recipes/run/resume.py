@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from recipes.command import Command, build
 from recipes.errors import RecipeError
 from recipes.run import launch
 from recipes.run.checkpoints import ResumePoint, resume_point
-from recipes.run.directory import Run, begin_attempt, is_here, read_state, update_state
+from recipes.run.directory import Run, begin_attempt, here, is_here, now, read_state, update_state
 from recipes.run.supervisor import GRACE
 
 # Without these two the weights of a checkpoint mean nothing, or another run's curve would be continued.
@@ -61,6 +62,8 @@ def plan(
     has not said which value to take.
     """
     state, overrides = read_state(run), list(overrides)
+    if state["state"] == "prepared":
+        raise RecipeError(f"{run.path} is about to start; `recipes watch` shows it.")
     if state["state"] == "running":
         raise RecipeError(f"{run.path} is running (step {_reached(run)}); `recipes watch` shows it.")
     then = _recorded(run, state)
@@ -113,20 +116,24 @@ def resume(
     )
     config = launch.verl_yaml(resumption.command, composed)
     begin_attempt(run, number)
-    state = read_state(run)
-    if is_here(state):
-        launch.stop(run)  # a run that was lost may have left something
+    try:
+        if is_here(read_state(run)):
+            launch.stop(run)  # a run that was lost may have left something
         state = read_state(run)
-    given = sorted({*state.get("given", ()), *details.pop("given")} - set(OWN))
-    checkpoint = resumption.point.checkpoint
-    entry = {
-        "number": number,
-        "from_step": resumption.point.step,
-        "from_checkpoint": str(checkpoint.path) if checkpoint else None,
-        "changes": [{"key": key, "before": before, "now": now} for key, before, now in resumption.changes],
-    }
-    launch.write_down(run, number, composed, resumption.command, config)
-    update_state(run, **details, given=given, state="prepared", cause="", attempts=[*state["attempts"], entry])
+        given = sorted({*state.get("given", ()), *details.pop("given")} - set(OWN))
+        checkpoint = resumption.point.checkpoint
+        entry = {
+            "number": number,
+            "from_step": resumption.point.step,
+            "from_checkpoint": str(checkpoint.path) if checkpoint else None,
+            "changes": [{"key": key, "before": before, "now": now} for key, before, now in resumption.changes],
+        }
+        launch.write_down(run, number, composed, resumption.command, config)
+        starting = {"state": "prepared", "cause": "", "place": here(), "heartbeat": now()}
+        update_state(run, **details, **starting, given=given, attempts=[*state["attempts"], entry])
+    except BaseException:
+        shutil.rmtree(run.attempt(number), ignore_errors=True)  # not begun after all: the next try has its number
+        raise
     launch.start_supervisor(run, number)
     return run
 

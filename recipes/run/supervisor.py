@@ -52,7 +52,11 @@ def main() -> int:
     parser.add_argument("--attempt", type=int, default=1)
     parser.add_argument("--link", type=int, help="read end of a pipe that closes when the launcher is gone")
     given = parser.parse_args()
-    return Supervisor(Run(given.run), given.attempt).supervise(given.link)
+    run = Run(given.run)
+    if (state := read_state(run)["state"]) != "prepared":  # it took too long, and somebody has settled it meanwhile
+        print(f"{now()} attempt {given.attempt} is {state} by now: nothing was started", flush=True)
+        return 1
+    return Supervisor(run, given.attempt).supervise(given.link)
 
 
 class Supervisor:
