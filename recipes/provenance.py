@@ -333,7 +333,8 @@ def _keep(run: Run, attempt: int, told: Mapping[str, Any], diffs: Mapping[str, s
         shown = f"{name}.diff" if attempt == 1 else f"{name}-{attempt}.diff"
         told["repositories"][name]["diff"]["file"] = f"{FOLDER}/{shown}"
         replace_file(run.path / FOLDER / shown, text.encode("utf-8", "replace"))
-    for folder in (run.attempt(attempt), run.path):
+    # An attempt that takes long to gather may be overtaken by the next one.
+    for folder in (run.attempt(attempt), *([run.path] if attempt >= run.latest else [])):
         if folder.is_dir():
             write_json(folder / FILE, told)
 

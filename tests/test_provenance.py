@@ -19,7 +19,7 @@ from recipes.command import build
 from recipes.errors import RecipeError
 from recipes.masking import MASK
 from recipes.run import launch
-from recipes.run.directory import Run, create, is_alive, open_run, write_json
+from recipes.run.directory import Run, begin_attempt, create, is_alive, open_run, write_json
 
 CHILDREN = Path(__file__).parent / "children"
 
@@ -130,6 +130,15 @@ def test_a_run_whose_provenance_cannot_be_gathered_says_so(tmp_path):
     run = create(tmp_path / "run", "r", {})
     assert "FileNotFoundError" in provenance.write(run)["faults"][0]
     assert "could not be gathered" in differences.told(run)["faults"][0]
+
+
+def test_an_attempt_gathered_late_does_not_replace_the_latest(tmp_path):
+    run = create(tmp_path / "run", "r", {})
+    begin_attempt(run, 2)
+    for attempt in (2, 1):
+        provenance.write(run, attempt)
+    assert [json.loads((run.attempt(n) / "provenance.json").read_text())["attempt"] for n in (1, 2)] == [1, 2]
+    assert differences.told(run)["attempt"] == 2
 
 
 def test_a_part_that_cannot_be_gathered_costs_no_other(tmp_path):
