@@ -372,6 +372,13 @@ def test_the_last_exception_of_a_log_is_the_cause(tmp_path):
     assert causes.last_exception(log) == "torch.cuda.OutOfMemoryError: the last one"
 
 
+def test_an_end_is_put_in_words_whatever_the_signal_and_though_the_directory_is_gone(tmp_path):
+    gone = tmp_path / "gone" / "train.log"
+    assert causes.in_words(-35, gone) == "killed by signal 35"  # real-time signals have no names
+    assert causes.in_words(-9, gone) == "killed by SIGKILL"
+    assert causes.in_words(2, gone) == "exit code 2"
+
+
 def test_a_log_line_is_shown_clean_and_short(tmp_path):
     log = tmp_path / "log"
     log.write_bytes(b"first\rsecond\x1b[31m red\x1b[0m\x00\n" + b"x" * 500 + b"\nbad \xff utf8\n\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import signal
@@ -15,14 +16,23 @@ FULL = 65_536
 
 def in_words(code: int, log: Path, killed_for_memory: int = 0) -> str:
     """Return the signal's name or the exit code, what explains it, and the last exception the log shows."""
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
     exception = last_exception(log)
     words = f"{how}: {exception}" if exception else how
     if killed_for_memory:
         words += f"; the kernel's out-of-memory killer ended {killed_for_memory} processes of this machine meanwhile"
-    if "No space left on device" not in words and (left := shutil.disk_usage(log.parent).free) < FULL:
-        words += f"; the disk of the run directory is full ({left} bytes left)"
+    with contextlib.suppress(OSError):  # the run directory is gone, or its file system
+        if "No space left on device" not in words and (left := shutil.disk_usage(log.parent).free) < FULL:
+            words += f"; the disk of the run directory is full ({left} bytes left)"
     return words
+
+
+def signal_name(number: int) -> str:
+    """Return SIGKILL for 9; of a real-time signal, most of which Python has no name for, `signal 35`."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def last_exception(log: Path, window: int = WINDOW) -> str:

@@ -42,7 +42,7 @@ if (
 
 from recipes.atomic import replace_file
 from recipes.masking import looks_secret
-from recipes.run.causes import last_exception
+from recipes.run.causes import last_exception, signal_name
 
 # Seconds: between looks at the job; between looks at the nodes; for one answer of the dashboard.
 LOOK, NODES, ANSWER = 1.0, 5.0, 30
@@ -376,7 +376,7 @@ class Job:
         if code is None:  # it never came to the training, or its node went away
             raise JobFailedError(_first_line(info.message))
         if code < 0:
-            raise JobFailedError(f"the training's driver was killed by {signal.Signals(-code).name} on the cluster")
+            raise JobFailedError(f"the training's driver was killed by {signal_name(-code)} on the cluster")
         return code  # the last exception in the log says why
 
     # ------------------------------------------------------------------------------------------------ what Ray knows
