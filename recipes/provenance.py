@@ -29,6 +29,8 @@ from recipes.atomic import replace_file
 from recipes.run.directory import Run, now, write_json
 
 FILE, FOLDER = "provenance.json", "provenance"
+# What provenance.json says of itself where the ranks run elsewhere: each node has packages and hardware of its own.
+LAUNCHING = "the launching machine, not the nodes of the cluster"
 
 # Bytes of a working tree's diff that are kept, untracked files that are named, seconds for git and for all of it.
 DIFF_BYTES, UNTRACKED = 1 << 20, 100
@@ -160,6 +162,7 @@ def gather(
     places |= {name: _local(url) for name, url in told.get("editable", {}).items()}
     repositories, diffs = part("git", lambda: _repositories(places, secrets), ({}, {}))
     found = {
+        "gathered_on": LAUNCHING if recipe.get("launch") == "ray" else "",
         "workbook": __version__,
         "command": {**command, "folder": str(Path.cwd())},
         "environment": kept(environment, command["environment"]),

@@ -333,7 +333,7 @@ def _provenance(told: Mapping[str, Any]) -> str:
     if isinstance(machine.get("memory"), int):
         hardware.append(f"{machine['memory'] / 2**30:.0f} GiB")
     rows = [
-        ("gathered", str(told["gathered"])),
+        ("gathered", ", on ".join(filter(None, [str(told["gathered"]), told.get("gathered_on")]))),
         ("workbook", str(told.get("workbook", ""))),
         ("hardware", ", ".join(hardware)),
         ("python", str((told.get("interpreter") or {}).get("python", ""))),

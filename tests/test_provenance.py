@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from recipes import cli, differences, fingerprint, masking, params, provenance, replay
+from recipes import cli, differences, fingerprint, masking, params, provenance, replay, report
 from recipes.command import build
 from recipes.errors import RecipeError
 from recipes.masking import MASK
@@ -130,6 +130,15 @@ def test_a_run_whose_provenance_cannot_be_gathered_says_so(tmp_path):
     run = create(tmp_path / "run", "r", {})
     assert "FileNotFoundError" in provenance.write(run)["faults"][0]
     assert "could not be gathered" in differences.told(run)["faults"][0]
+
+
+@pytest.mark.parametrize("where", ["local", "ray"])
+def test_of_a_job_of_a_cluster_it_is_said_whose_packages_and_hardware_these_are(tmp_path, where):
+    command = {"argv": [str(tmp_path / "no-python")], "environment": {}, "verl": "0"}
+    found, _ = provenance.gather({"stack": "none", "launch": where}, command)
+    assert found["gathered_on"] == (provenance.LAUNCHING if where == "ray" else "")
+    html = report._provenance({**found, "gathered": "2026-11-30"})
+    assert ("2026-11-30, on the launching machine" in html) == (where == "ray")
 
 
 def test_an_attempt_gathered_late_does_not_replace_the_latest(tmp_path):
