@@ -73,6 +73,7 @@ class Plan:
     deadline_seconds: float | None = None
     rehearsal: Rehearsal | None = None
     resumption: Resumption | None = None
+    placed: bool = False  # a run_dir was asked for
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/html": _plan_html(self), "text/plain": _plan_text(self)}
@@ -119,6 +120,7 @@ def resolve(namespace: Mapping[str, Any]) -> Plan:
         deadline_seconds=None if minutes is None else 60.0 * minutes,
         rehearsal=rehearsal,
         resumption=resumption,
+        placed=bool(given["run_dir"]),
     )
 
 
@@ -208,7 +210,8 @@ def launch(plan: Plan) -> Run:
     """Start the training and return its run. The training is a child of a supervisor, not of this kernel.
 
     Where the very same command is running already, of an earlier kernel or papermill, nothing is started: the run is
-    that one. Raises RecipeError where the recipe's devices are not.
+    that one. Where a run_dir was asked for, only the run in that directory is looked at.
+    Raises RecipeError where the recipe's devices are not.
     """
     if not files.present(preflight.subject(plan.composed, plan.command.python)):
         recipe = plan.composed.recipe
@@ -237,7 +240,7 @@ def launch(plan: Plan) -> Run:
 def _running(plan: Plan) -> Run | None:
     """The run of the plan's command that is going on: in its directory, or beside it where none was asked for."""
     own = Path(plan.composed.recipe.run_dir)
-    for path in (own, *sorted(own.parent.glob("*/"), reverse=True)):
+    for path in (own, *(() if plan.placed else sorted(own.parent.glob("*/"), reverse=True))):
         run = Run(path)
         if not run.state_file.is_file() or not run.command_file.is_file() or read_state(run)["state"] != "running":
             continue

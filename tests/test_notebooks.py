@@ -211,6 +211,27 @@ def test_without_an_npu_it_resolves_and_checks_and_stops_at_launch(tmp_path, nam
 # ------------------------------------------------------------------------------------------------ attaching, ending
 
 
+def running(plan):
+    """A run of the plan's command that is going on, as another kernel has left it; this process is its supervisor."""
+    from recipes.run.directory import create, identify, update_state, write_json
+
+    run = create(Path(plan.composed.recipe.run_dir), plan.composed.name, {})
+    write_json(run.command_file, {"argv": list(plan.command.argv)})
+    update_state(run, state="running", supervisor=identify(os.getpid()))
+    return run
+
+
+def test_a_notebook_run_again_attaches_to_its_run_and_not_to_one_of_another_directory(tmp_path, monkeypatch):
+    """`recipes notebook` always asks for a directory: beside it may run another with the same parameters."""
+    first, second = (notebook.resolve({"recipe": "cpu/qwen3", "run_dir": str(tmp_path / name)}) for name in "ab")
+    going = running(first)
+    assert notebook._running(first) == going
+    assert notebook._running(second) is None
+
+    monkeypatch.setattr(notebook, "default_path", lambda root, recipe: tmp_path / "c")  # none was asked for
+    assert notebook._running(notebook.resolve({"recipe": "cpu/qwen3"})) == going
+
+
 def test_a_notebook_is_ended_although_its_training_cannot_be(tmp_path, monkeypatch):
     from recipes.run import launch
     from recipes.run.directory import create
