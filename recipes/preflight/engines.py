@@ -95,7 +95,7 @@ def strategy_is_the_engine(s: Subject):
             yield (
                 {key: value, "engine": s.recipe.engine},
                 "the settings of this recipe are for another engine than the strategy names.",
-                "Set engine, and mindspeed.strategy for MindSpeed's.",
+                "Leave it out: engine says which, and mindspeed.strategy for MindSpeed's.",
             )
 
 
