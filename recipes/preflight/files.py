@@ -9,7 +9,7 @@ from pathlib import Path
 from recipes import data
 from recipes.errors import RecipeError
 from recipes.finding import Finding
-from recipes.preflight.rules import Subject, rule
+from recipes.preflight.rules import RULES, Subject, rule
 
 START = "engine start"
 DEVICES = Path("/dev")
@@ -106,6 +106,18 @@ def validation_is_held_out(s: Subject):
         yield {"data.val_files": d.val_files}, "validation uses the training file.", "Hold some problems out."
 
 
+@rule("trainer.test_freq", severity="warning", noticed="never", source="verl 0.9.1, RayPPOTrainer.fit")
+def validation_goes_on(s: Subject):
+    """With a test_freq, verl validates after the last step too; without, never again."""
+    t = s.recipe.trainer
+    if t.val_before_train and t.test_freq is not None and t.test_freq < 1:
+        yield (
+            {"trainer.test_freq": t.test_freq, "trainer.val_before_train": t.val_before_train},
+            "validation runs before the first step and never again, so nothing can be said of what was learnt.",
+            "Set trainer.test_freq, or trainer.val_before_train=false.",
+        )
+
+
 @rule("files.run_dir", noticed=START, source="this workbook", here=True)
 def run_directory_is_writable(s: Subject):
     if not s.recipe.run_dir:
@@ -115,6 +127,32 @@ def run_directory_is_writable(s: Subject):
         place = place.parent
     if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         yield {"run_dir": s.recipe.run_dir}, f"{place} cannot be written.", "Choose another directory."
+
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+@rule("checkpoint.found", noticed="never: it starts at an old step, or ends at once", source="verl 0.9.1", here=True)
+def resume_finds_this_run_s_checkpoint(s: Subject):
+    """A run's own checkpoints are in its directory unless the recipe says another one, where anybody's may be."""
+    c = s.recipe.checkpoint
+    place = Path(c.directory)
+    tracker = place / TRACKER
+    if c.resume != "auto" or (s.recipe.run_dir and place.is_relative_to(s.recipe.run_dir)) or not tracker.is_file():
+        return
+    step, remedy = tracker.read_text(encoding="utf-8", errors="replace").strip()[:20], "Take another directory, or"
+    keys = {"checkpoint.resume": c.resume, "checkpoint.directory": c.directory}
+    if step.isdigit() and s.recipe.steps and int(step) >= s.recipe.steps:
+        yield (
+            {**keys, "trainer.steps": s.recipe.steps},
+            f"step {step} is there already, so the run would end at once.",
+            f"{remedy} more trainer.steps, or checkpoint.resume=disable.",
+        )
+    else:
+        sentence = f"global_step_{step} is there already, and the run goes on from it, whoever's it is."
+        known = RULES["checkpoint.found"]
+        rest = f"{remedy} checkpoint.resume=disable."
+        yield Finding(known.name, "warning", keys, sentence, rest, known.noticed, known.source)
 
 
 @rule("logging.file", severity="warning", noticed="never: nothing to plot", source="verl 0.9.1, Tracking")

@@ -23,6 +23,21 @@ def heads_are_split_over_the_replica(s: Subject):
         )
 
 
+VOCAB_PADDING = 64
+
+
+@rule("rollout.vocab", noticed=START, source="vLLM and SGLang, VocabParallelEmbedding")
+def vocabulary_is_split_over_the_replica(s: Subject):
+    """The engines pad a vocabulary to a multiple of VOCAB_PADDING, and divide that."""
+    tensor, padded = s.recipe.rollout.tensor or 1, -(-s.model.vocab // VOCAB_PADDING) * VOCAB_PADDING
+    if s.recipe.rollout.engine != "hf_cpu" and padded % tensor:
+        yield (
+            {"rollout.tensor": tensor},
+            f"{s.model.name} has {s.model.vocab} words, padded to {padded}, which {tensor} does not divide.",
+            f"{divisors(VOCAB_PADDING)} always do.",
+        )
+
+
 @rule("rollout.expert", noticed="engine start", source="verl 0.9.1, RolloutConfig.__post_init__")
 def experts_lie_over_the_whole_replica(s: Subject):
     r = s.recipe.rollout
@@ -129,6 +144,9 @@ def graphs_are_captured_for_batches_that_come(s: Subject):
 
 @rule("rollout.bucket", noticed="first weight sync", source="verl 0.9.1, BucketedWeightSender")
 def largest_weight_fits_the_bucket(s: Subject):
+    """A weight has the precision Megatron keeps it in: bfloat16, 2 bytes, unless its dtype says otherwise (verl 0.9.1,
+    MegatronEngine.get_per_tensor_param). Only FSDP's weights are float32 whatever trains.
+    """
     r = s.recipe.rollout
     if r.engine == "hf_cpu":
         return
