@@ -22,6 +22,8 @@ from recipes.schema import Recipe
 
 # Seconds to end a job: its grace, its processes on all nodes, and a dashboard that is slow to answer.
 STOP_SECONDS = 150.0
+# Seconds the supervisor leaves what watches a job to end it: more than that waits for it (ray_job.STOP_GRACE, GONE).
+GRACE = 40.0
 JOB_SCRIPT = Path(__file__).with_name("ray_job.py")
 
 

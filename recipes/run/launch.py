@@ -54,7 +54,8 @@ def start(
     on_disconnect: "stop" ends the training when this process goes away, "continue" lets it run on; None: as the recipe
     says.
     waived: names of preflight rules it is launched in spite of, for the record.
-    grace_seconds: how long the training may take to end once asked, before it is killed.
+    grace_seconds: how long the training may take to end once asked, before it is killed; a job of a cluster gets no
+    less than cluster.GRACE.
     Raises RecipeError when the directory holds a run or cannot be written.
     """
     details = terms(
@@ -87,6 +88,7 @@ def terms(
     startup = watch.startup_minutes
     if recipe.launch == "ray":
         cluster.address(recipe, os.environ)
+        grace_seconds = max(grace_seconds, cluster.GRACE)
     return {
         "title": recipe.title,
         "file": recipe.recipe,

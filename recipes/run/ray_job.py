@@ -52,9 +52,9 @@ REPEAT = 60.0
 LOST_GRACE = 30.0
 # Seconds until Ray may have noticed that a node is gone, once a process on it was missed (5 health checks, 3 s each).
 NOTICE = 30.0
-# Seconds a training gets to end when it is stopped, before Ray kills it; less than the supervisor's grace.
+# Seconds a training gets to end when it is stopped, before Ray kills it.
 STOP_GRACE = 8
-# Seconds for the job's processes on all nodes to be gone after its driver.
+# Seconds for the job's processes on all nodes to be gone after its driver. Both together are less than cluster.GRACE.
 GONE = 20.0
 # Seconds without a word until the log's connection is made anew: it may have broken without a sign.
 SILENCE = 600.0
@@ -349,6 +349,7 @@ class Job:
                     self.say(f"{_and(lost.values())}; gives the training {LOST_GRACE:g} s to end by itself")
                 if since is not None and looked - since > LOST_GRACE:
                     self._stop(self.id)
+                    info = self.info(self.id) or info
                     break
             info = self.info(self.id)
         log.finish(reader)
@@ -628,10 +629,11 @@ def _resolved(name: str) -> str:
 
 
 class Log:
-    """Standard output: the job's log, each character once, whatever breaks in between; and lines of our own.
+    """Standard output: the job's log, each character once, whatever connection breaks; and lines of our own.
 
     Ray sends a job's log from its beginning to everyone who connects. How much of it was written stands in a file
-    beside it, so that whoever attaches later goes on there.
+    beside it, so that whoever attaches later goes on there. It is written after the log: if this process is killed in
+    between, the last piece of the log is said twice, and never is one missing.
     """
 
     def __init__(self, position: Path) -> None:
@@ -667,12 +669,18 @@ class Log:
         reader.join(60)
 
     async def _tail(self, client: Any, submission: str) -> None:
+        """Write what the job says until the stream ends; or until it was silent for so long that it may be broken."""
         seen = 0
         stream = client.tail_job_logs(submission).__aiter__()
         while True:
+            since = time.monotonic()
             try:
                 text = await asyncio.wait_for(stream.__anext__(), SILENCE)
             except StopAsyncIteration:
+                return
+            except TimeoutError:
+                if time.monotonic() - since < SILENCE:  # not ours: the connection could not be made
+                    raise
                 return
             seen += len(text)
             new = text[max(0, len(text) - (seen - self.position)) :] if seen > self.position else ""
@@ -680,7 +688,7 @@ class Log:
                 with self.lock:
                     self._write(new)
                     self.position = seen
-                    self.file.write_text(f"{seen:020d}", encoding="ascii")
+                    replace_file(self.file, f"{seen:020d}".encode("ascii"))
 
     def _write(self, text: str) -> None:
         sys.stdout.buffer.write(text.encode("utf-8", errors="replace"))

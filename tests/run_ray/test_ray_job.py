@@ -1,5 +1,6 @@
 """A run as a job of a cluster: the same directory, states and words as here, on a real Ray of three nodes."""
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -8,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -167,6 +169,83 @@ def test_a_dashboard_that_vanishes_is_asked_again_then_given_up(tmp_path):
     assert said == ["the dashboard at http://head:8265 does not answer (refused); asks again"]
     with pytest.raises(ray_job.ClusterError, match=r"not answered for 3 s \(refused\).* whether job abc-1 still runs"):
         job._ask(question)
+
+
+def test_the_supervisor_waits_for_a_job_to_be_stopped(tmp_path):
+    """What watches the job ends it and sees that it is gone; killed before, it could not say so."""
+    overrides = ["launch=ray", "ray_address=http://head:8265"]
+    told = launch.terms(params.compose("cpu/qwen3", overrides, run_dir=str(tmp_path)), grace_seconds=1.0)
+    assert told["grace_seconds"] >= ray_job.STOP_GRACE + ray_job.GONE + 5
+    assert launch.terms(params.compose("cpu/qwen3", run_dir=str(tmp_path)), grace_seconds=1.0)["grace_seconds"] == 1.0
+
+
+class Answer:
+    """Ray's JobDetails, as far as it is looked at."""
+
+    def __init__(self, status: str) -> None:
+        self.status, self.driver_exit_code, self.message, self.job_id = status, None, "", ""
+
+
+def test_a_job_that_is_stopped_for_a_lost_node_is_recorded_as_ended(tmp_path, monkeypatch):
+    for name in ("LOOK", "NODES", "LOST_GRACE"):
+        monkeypatch.setattr(ray_job, name, 0.0)
+    (tmp_path / "attempts" / "1").mkdir(parents=True)
+    job = ray_job.Job(tmp_path, 1, {"id": "abc", "wait_seconds": 1.0, "taking_seconds": 0.0}, lambda text: None)
+    answers = {"now": Answer("RUNNING")}
+    monkeypatch.setattr(job, "info", lambda submission: answers["now"])
+    monkeypatch.setattr(job, "_stop", lambda submission: answers.update(now=Answer("STOPPED")))
+    monkeypatch.setattr(job, "_see_seats", lambda info: None)
+    monkeypatch.setattr(job, "_lost", lambda info: {"n": "node 10.0.0.2 was lost"})
+    job._record({"submission_id": "abc-1"})
+    log = ray_job.Log(tmp_path / "job.position")
+    monkeypatch.setattr(log, "follow", lambda client, submission: None)
+    with pytest.raises(ray_job.NodeLostError, match=r"10\.0\.0\.2"):
+        job._follow(log)
+    assert json.loads(job.file.read_text())["ended"] == "STOPPED"
+
+
+class Quiet:
+    """A client whose job says one line, then nothing; or that cannot connect."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.fault, self.connected = fault, 0
+
+    async def tail_job_logs(self, submission):
+        self.connected += 1
+        if self.fault:
+            raise self.fault
+        yield "step 1\n"
+        await asyncio.sleep(600)
+
+
+@pytest.mark.parametrize("fault", [None, TimeoutError("connecting"), ConnectionError("refused")])
+def test_a_job_that_is_silent_for_long_is_no_job_whose_log_cannot_be_read(fault, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(ray_job, "LOOK", 0.01)
+    monkeypatch.setattr(ray_job, "SILENCE", 0.3)
+    client, log = Quiet(fault), ray_job.Log(tmp_path / "job.position")
+    reader = threading.Thread(target=log.follow, args=(client, "abc-1"))
+    reader.start()
+    until(lambda: client.connected > 3)
+    log.finish(reader)
+    said = capfd.readouterr().out
+    assert not reader.is_alive()
+    assert said.count("step 1\n") == (fault is None)
+    assert ("cannot be read for now" in said) == (fault is not None)
+
+
+def test_where_the_log_stood_is_never_half_written(tmp_path, monkeypatch, capfd):
+    """Whoever attaches reads it; nothing in it would mean the whole log a second time."""
+    log = ray_job.Log(tmp_path / "job.position")
+    log.file.write_text("3")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        asyncio.run(log._tail(Quiet(), "abc-1"))
+    assert ray_job.Log(log.file).position == 3
+    assert log.position == len("step 1\n")
 
 
 # ------------------------------------------------------------------------------------------------------------ stand-ins
