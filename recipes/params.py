@@ -62,6 +62,10 @@ class Text:
     quoted: bool = False
 
 
+class NoRecipeError(RecipeError):
+    """There is no recipe of that name, nor a file."""
+
+
 @dataclass(frozen=True)
 class Composed:
     """A recipe with its history: for each key all settings, the last of which holds."""
@@ -257,11 +261,11 @@ def _recipe_path(name: str) -> Path:
     if name.endswith((".yaml", ".yml")):
         path = Path(name)
         if not path.is_file():
-            raise RecipeError(f"There is no recipe file {name}.")
+            raise NoRecipeError(f"There is no recipe file {name}.")
         return path.resolve()
     path = home() / "params" / f"{name}.yaml"
     if not path.is_file() or name not in names():
-        raise RecipeError(f"There is no recipe {name!r}{nearest(name, names())} `recipes list` names them all.")
+        raise NoRecipeError(f"There is no recipe {name!r}{nearest(name, names())} `recipes list` names them all.")
     return path
 
 

@@ -157,12 +157,16 @@ def _refuse_drift(state: dict[str, Any], then: params.Composed, kept: dict[str, 
     if "given" not in state:
         return  # of a time when that was not recorded
     given = {key: kept[key] for key in state.get("given", ()) if key in kept and key not in OWN}
+    name = state.get("file") or state["recipe"]
     try:
-        today = params.compose(
-            state.get("file") or state["recipe"], (), given, run_dir=then.recipe.run_dir, work=then.recipe.work
-        )
-    except RecipeError:
+        today = params.compose(name, (), given, run_dir=then.recipe.run_dir, work=then.recipe.work)
+    except params.NoRecipeError:
         return  # the file is gone or was never in params/: the run's own copy is all there is
+    except RecipeError as fault:
+        raise RecipeError(
+            f"What the recipe {name} says by now cannot be compared with what the run was started with: {fault} Mend "
+            f"the file; {then.recipe.run_dir}/recipe.yaml is as it was then."
+        ) from fault
     said = dict(params.flatten(params.to_dict(today.recipe)))
     ignored = {*OWN, "external_modules", "notes", "title"}
     moved = [k for k in sorted({*said, *kept} - ignored) if said.get(k) != kept.get(k) and k not in asked]
