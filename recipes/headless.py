@@ -110,7 +110,14 @@ def interrupt(child: subprocess.Popen, run_dir: Path) -> None:
 
 
 def settle(run_dir: Path) -> None:
-    """Make an executed notebook say what became of its run, and mask what looks like a secret in it and its log."""
+    """Make an executed notebook say what became of its run, and mask what looks like a secret in it and its log.
+
+    A run that is ending because its notebook has gets the time it takes.
+    """
+    with contextlib.suppress(RecipeError):
+        state = read_state(Run(run_dir))
+        if state["state"] == "running" and state.get("on_disconnect") == "stop":
+            launch.wait(Run(run_dir), timeout=state["grace_seconds"] + PATIENCE)
     with contextlib.suppress(OSError, ValueError):  # not written, or not whole: papermill was ended while it wrote
         repair(run_dir / "notebook.ipynb", Run(run_dir))
     _scrub(run_dir)

@@ -64,6 +64,11 @@ class Started:
     def steps(self) -> int:
         return len(metrics.read_jsonl(self.run.metrics(1)).table)
 
+    def papermill(self) -> psutil.Process:
+        """papermill's own process, below the command line that follows it."""
+        below = psutil.Process(self.child.pid).children()
+        return next(p for p in below if "recipes.headless" in p.cmdline())
+
     def kernel(self) -> psutil.Process:
         """The kernel papermill has started; what it forks itself for a moment carries the same command line."""
         below = psutil.Process(self.child.pid).children(recursive=True)
@@ -303,14 +308,26 @@ def test_the_supervisor_is_killed_in_mid_run(begin, seen):
 SIGNALS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM}
 
 
+def test_the_command_line_of_a_notebook_is_asked_to_end(begin):
+    """By SIGTERM, which it takes as it takes Ctrl-C."""
+    started = begin("train child", notebook=True, step=5.0)  # long enough to be met in mid-run
+    started.until_step(2)
+    started.child.send_signal(signal.SIGTERM)
+    _, err = started.end()
+    assert started.child.returncode == 2
+    assert "interrupted" in err
+    ended = settled(started.run)
+    assert ended["state"] == "stopped"
+    said(started.run, ended)
+
+
 @pytest.mark.parametrize("name", SIGNALS)
 def test_papermill_is_asked_to_end(begin, seen, name):
     started = begin("train child", notebook=True, step=5.0)  # long enough to be met in mid-run
     started.until_step(2)
-    started.child.send_signal(SIGNALS[name])
+    started.papermill().send_signal(SIGNALS[name])
     _, err = started.end()
-    assert started.child.returncode == 2
-    assert "interrupted" in err
+    assert started.child.returncode != 0, err
     ended = settled(started.run)
     assert ended["state"] == "stopped"
     said(started.run, ended)

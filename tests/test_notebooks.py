@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import nbformat
@@ -204,7 +205,9 @@ def test_without_an_npu_it_resolves_and_checks_and_stops_at_launch(tmp_path, nam
     ):
         papermill.execute_notebook(source, str(out), {"run_dir": str(tmp_path / "run")}, progress_bar=False)
     done = [cell for cell in code(out) if cell.outputs and cell.outputs[-1].output_type == "execute_result"]
-    assert "rules looked" in done[-1].outputs[-1]["data"]["text/plain"]
+    shown = done[-1].outputs[-1]["data"]
+    assert "rules looked" in shown["text/plain"]
+    assert shown["text/html"].count("<img") >= 1  # both bars of a device's memory, without a display
     assert not (tmp_path / "run").exists()
 
 
@@ -230,6 +233,21 @@ def test_a_notebook_run_again_attaches_to_its_run_and_not_to_one_of_another_dire
 
     monkeypatch.setattr(notebook, "default_path", lambda root, recipe: tmp_path / "c")  # none was asked for
     assert notebook._running(notebook.resolve({"recipe": "cpu/qwen3"})) == going
+
+
+def test_a_notebook_that_is_killed_waits_for_what_becomes_of_its_run(tmp_path):
+    """A training may take its grace to end, after the kernel has gone."""
+    from recipes.run.directory import update_state
+
+    run = running(notebook.resolve({"recipe": "cpu/qwen3", "run_dir": str(tmp_path / "run")}))
+    update_state(run, on_disconnect="stop", grace_seconds=15.0)
+    nbformat.write(nbformat.v4.new_notebook(), run.path / "notebook.ipynb")
+    ends = threading.Timer(0.5, update_state, [run], {"state": "stopped", "cause": "the notebook went away"})
+    ends.start()
+    headless.settle(run.path)
+    ends.join()
+    told = read(run.path / "notebook.ipynb").metadata["recipes"]
+    assert told == {"state": "stopped", "cause": "the notebook went away"}
 
 
 def test_a_notebook_is_ended_although_its_training_cannot_be(tmp_path, monkeypatch):
