@@ -356,7 +356,7 @@ class Loop:
         """Say whether a slot is free again. A training may outlive its papermill, and then is waited for."""
         if slot.child is not None and slot.child.poll() is None:
             return False
-        if not slot.run.state_file.is_file():
+        if not patiently(slot.run.state_file.is_file):
             return True
         return patiently(lambda: read_state(slot.run))["state"] in ENDED
 
@@ -412,7 +412,7 @@ class Loop:
             return
         self.said = at
         for slot in self.slots:
-            if at - slot.looked > METRICS and slot.run.state_file.is_file():
+            if at - slot.looked > METRICS and patiently(slot.run.state_file.is_file):
                 slot.looked = at
                 with contextlib.suppress(OSError, ValueError):
                     slot.reader = slot.reader or live.Reader(slot.run)

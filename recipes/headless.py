@@ -26,7 +26,7 @@ from recipes import live, masking, notebook
 from recipes.atomic import replace_file
 from recipes.errors import RecipeError, nearest
 from recipes.run import launch
-from recipes.run.directory import Run, read_state
+from recipes.run.directory import Run, patiently, read_state
 
 # Seconds between looks for the run while the notebook is before its Launch cell.
 LOOK = 0.5
@@ -187,9 +187,9 @@ def declared(path: Path) -> dict[str, Any]:
 
 
 def _follow(run: Run, child: subprocess.Popen, say: Any) -> None:
-    while child.poll() is None and not run.state_file.is_file():
+    while child.poll() is None and not patiently(run.state_file.is_file):
         time.sleep(LOOK)
-    if run.state_file.is_file():
+    if patiently(run.state_file.is_file):
         for moment in live.follow(run):
             say(notebook.status(moment))
             if child.poll() is not None:

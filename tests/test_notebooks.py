@@ -250,6 +250,29 @@ def test_a_notebook_that_is_killed_waits_for_what_becomes_of_its_run(tmp_path):
     assert told == {"state": "stopped", "cause": "the notebook went away"}
 
 
+def test_a_look_that_fails_ends_no_notebook(tmp_path, monkeypatch):
+    from recipes.run.directory import update_state
+
+    run = running(notebook.resolve({"recipe": "cpu/qwen3", "run_dir": str(tmp_path / "run")}))
+    update_state(run, state="finished")
+    child, said, real, fails = subprocess.Popen(["sleep", "600"]), [], Path.stat, [run.state_file] * 2
+
+    def stat(path, **more):
+        if path in fails:
+            fails.remove(path)
+            raise OSError(116, "Stale file handle")
+        return real(path, **more)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    try:
+        headless._follow(run, child, said.append)
+    finally:
+        child.kill()
+        child.wait()
+    assert fails == []
+    assert said[-1].startswith("finished")
+
+
 def test_a_notebook_is_ended_although_its_training_cannot_be(tmp_path, monkeypatch):
     from recipes.run import launch
     from recipes.run.directory import create
