@@ -2,6 +2,8 @@
 """Measure the figures this workbook states, on the machine it is run on. `scripts/measure.py --help`
 
 quick   start-up of `recipes --help` and of `import recipes`: medians of 11 child processes
+plan    what is done before a launch, in wall and processor seconds, each beside its goal: `recipes check` of one
+        recipe and of all, `recipes simulate` of GLM-5.2 on 512 devices and on 8192, `recipes layouts` for 512
 run     one quickstart run: seconds from launch to last step, step time by stage, peak memory of all its processes
 seeds   validation reward before, during and after training for --pairs seeds (the quickstart's promise)
 ratio   the quickstart through the notebook against bare verl with the same argv and environment, in turn
@@ -39,7 +41,7 @@ from recipes.command import build  # noqa: E402
 from recipes.run.causes import last_exception  # noqa: E402
 
 RECIPE = "quickstart/grpo"
-WHAT = ("quick", "run", "seeds", "ratio", "faults", "metrics", "watching", "batch", "fresh")
+WHAT = ("quick", "plan", "run", "seeds", "ratio", "faults", "metrics", "watching", "batch", "fresh")
 
 
 def quick() -> dict:
@@ -52,6 +54,66 @@ def quick() -> dict:
     return {
         f"{name}, ms": round(1000 * statistics.median(seconds(c) for _ in range(11))) for name, c in commands.items()
     }
+
+
+CHECKED, PLANNED = "qwen3/grpo_8b_vllm_a2", "glm5_2/grpo_a3_512"
+WHOLE_PROCESS = """
+import sys, time
+{imports}
+began = time.perf_counter(), time.process_time()
+{work}
+print(time.perf_counter() - began[0], time.process_time() - began[1])
+"""
+
+
+def plan() -> dict:
+    """Medians of 5 for a command, one run of what takes longer. In seconds, but for the ratio of two worlds."""
+    command = [str(Path(sys.executable).parent / "recipes"), "check", CHECKED, "--anywhere"]
+    python = [sys.executable, "-c", ""]
+    alone = [timed_command(python) for _ in range(5)]
+    whole = [timed_command(command) for _ in range(5)]
+    found = {
+        "recipes check of one recipe": (*medians(whole), "1"),
+        "the same without python's start": (
+            *(a - b for a, b in zip(medians(whole), medians(alone), strict=True)),
+            "1",
+        ),
+    }
+    check = (
+        "for name in params.names():\n"
+        "    composed = params.compose(name)\n"
+        "    compose_verl(build(composed), composed)\n"
+        "    preflight.check(composed, here=False)"
+    )
+    imports = "from recipes import params, preflight\nfrom recipes.command import build, compose_verl"
+    found["recipes check of all, one process"] = (*inside(imports, check), "5")
+    simulated = timed_command([command[0], "simulate", PLANNED])
+    found["recipes simulate, GLM-5.2 on 512"] = (*simulated, "30")
+    larger = timed_command([command[0], "simulate", PLANNED, "nodes=512", "batch.train=1024", "batch.mini=256"])
+    found["world 8192 / world 512"] = (*(a / b for a, b in zip(larger, simulated, strict=True)), "1.2")
+    found["recipes layouts for 512 devices"] = (*timed_command([command[0], "layouts", PLANNED, "--nodes", "32"]), "10")
+    return {name: f"{wall:8.2f} wall {cpu:8.2f} processor   goal {goal}" for name, (wall, cpu, goal) in found.items()}
+
+
+def timed_command(command: list[str]) -> tuple[float, float]:
+    """Seconds of wall and of processor (its own and its children's) of a command that succeeds."""
+    before, began = os.times(), time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    after, wall = os.times(), time.perf_counter() - began
+    return wall, after.children_user + after.children_system - before.children_user - before.children_system
+
+
+def inside(imports: str, work: str) -> tuple[float, float]:
+    """Seconds of wall and of processor of `work` in a new process, imports left out."""
+    script = WHOLE_PROCESS.format(imports=imports, work=work)
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT)
+    wall, cpu = map(float, done.stdout.split()[-2:])
+    return wall, cpu
+
+
+def medians(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+    walls, processors = zip(*pairs, strict=True)
+    return statistics.median(walls), statistics.median(processors)
 
 
 def run(steps: int | None = None) -> dict:
@@ -337,7 +399,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="steps of each run (default: as in the recipe)")
     parser.add_argument("--pairs", type=int, default=3, help="pairs of `ratio`, seeds of `seeds`, workers of `batch`")
     given = parser.parse_args()
-    measure = {"quick": quick, "run": lambda: run(given.steps), "fresh": fresh, "faults": faults, "watching": watching}
+    measure = {
+        "quick": quick,
+        "plan": plan,
+        "run": lambda: run(given.steps),
+        "fresh": fresh,
+        "faults": faults,
+        "watching": watching,
+    }
     measure["metrics"] = lambda: metrics(given.steps)
     measure["batch"] = lambda: batch(given.pairs)
     measure["ratio"] = lambda: ratio(given.pairs, given.steps)
