@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
+import random
 import re
 import shlex
 import subprocess
@@ -11,10 +14,12 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
-from recipes import params
+from recipes import batch, headless, params
 from recipes.cli import main
 from recipes.errors import RecipeError
+from recipes.run.directory import create, update_state, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("README.*.md"), *ROOT.glob("notebooks/book/*.md")])
@@ -23,6 +28,36 @@ PAGES = sorted([ROOT / "README.md", *ROOT.glob("README.*.md"), *ROOT.glob("noteb
 PLACEHOLDERS = {"RUN", "RUN_A", "RUN_B", "LOG", "SOURCE", "EXPORT", "DIR", "FILE"}
 # Commands of seconds that need no run: these are not only parsed but run.
 QUICK = ("list", "show", "explain", "card", "export", "stack show", "stack dockerfile", "stack install", "layouts")
+# Commands that read a run, a log or this machine, run on made ones; 1 says that they found something to act on.
+READING = {
+    "baseline": {0},
+    "check": {0, 1},
+    "compare": {0},
+    "diagnose": {0, 1},
+    "diff": {0, 1},
+    "doctor": {0, 1},
+    "judge": {0, 1},
+    "metrics": {0},
+    "migrate": {0},
+    "plot": {0},
+    "report": {0},
+    "rollouts": {0},
+    "run --resume": {2},  # made runs have no checkpoint, and the sentence says so
+    "stack drift": {0},
+    "stack verify": {0, 1},
+    "stop": {0},
+    "watch": {0, 1},
+}
+# Commands that train, download or build for minutes: the file where they are run for real, and by which name.
+ELSEWHERE = {
+    "batch": ("test_batch.py", '"batch"'),
+    "check-export": ("test_checkpoint.py", "cli_tools.check_export"),
+    "data": ("test_data.py", "cli_tools.data_commands"),
+    "rehearse": ("test_rehearsal.py", '"rehearse"'),
+    "replay": ("test_provenance.py", '"replay"'),
+    "run": ("test_faults.py", '"run"'),
+    "simulate": ("test_simulate.py", '"simulate"'),
+}
 
 
 def commands(page: Path) -> list[str]:
@@ -33,7 +68,30 @@ def commands(page: Path) -> list[str]:
 
 
 ALL = [pytest.param(page, line, id=f"{page.stem}: {line}") for page in PAGES for line in commands(page)]
-OURS = [p for p in ALL if p.values[1].startswith("recipes ")]
+# The Chinese README has the commands of the English one; a test below holds them equal.
+OURS = [p for p in ALL if p.values[1].startswith("recipes ") and ".zh" not in p.values[0].name]
+ONCE = list({p.values[1]: p for p in OURS}.values())  # two pages may name the same command
+
+
+def kind(line: str, kinds) -> str | None:
+    """The longest of `kinds` that the command of a line begins with."""
+    words = line.removeprefix("recipes ")
+    return max((each for each in kinds if f"{words} ".startswith(f"{each} ")), key=len, default=None)
+
+
+def is_quick(line: str) -> bool:
+    return (kind(line, QUICK) is not None or "--dry-run" in line) and not set(shlex.split(line)) & PLACEHOLDERS
+
+
+LAUNCH = (
+    "python -m verl.trainer.main_ppo model_engine=megatron actor_rollout_ref.rollout.name=vllm "
+    "actor_rollout_ref.model.path=models/Qwen3-0.6B trainer.nnodes=1\n"
+)
+
+
+def own_recipe() -> str:
+    page = (ROOT / "notebooks" / "book" / "own_recipe.md").read_text(encoding="utf-8")
+    return re.search(r"^```yaml\n(.*?)^```", page, re.M | re.S)[1]
 
 
 @pytest.fixture
@@ -42,9 +100,8 @@ def reader(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in PLACEHOLDERS:
         (tmp_path / name).mkdir()
-    (tmp_path / "my_launch.sh").write_text("python -m verl.trainer.main_ppo trainer.nnodes=1\n")
-    own = (ROOT / "notebooks" / "book" / "own_recipe.md").read_text(encoding="utf-8")
-    (tmp_path / "mine.yaml").write_text(re.search(r"^```yaml\n(.*?)^```", own, re.M | re.S)[1])
+    (tmp_path / "my_launch.sh").write_text(LAUNCH)
+    (tmp_path / "mine.yaml").write_text(own_recipe())
     return tmp_path
 
 
@@ -81,17 +138,125 @@ def test_the_command_line_takes_every_command_of_the_pages(page, line, reader):
 
 @pytest.mark.parametrize(
     ("page", "line"),
-    [p for p in OURS if p.values[1].split("recipes ", 1)[1].startswith(QUICK) or "--dry-run" in p.values[1]],
+    [p for p in ONCE if is_quick(p.values[1])],
 )
 def test_quick_commands_of_the_pages_run(page, line, reader):
-    if any(word in PLACEHOLDERS or "…" in word for word in shlex.split(line)):
-        return  # of a run that is not there; parsed above
     words = [sys.executable, "-m", "recipes.cli", *shlex.split(line)[1:]]
     done = subprocess.run(
         words, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() or list(reader.iterdir())
+
+
+HEALTHY = {
+    "critic/rewards/mean": 0.5,
+    "critic/advantages/max": 1.6,
+    "critic/advantages/min": -1.2,
+    "response_length/clip_ratio": 0.01,
+    "response_length/mean": 20.0,
+    "response/aborted_ratio": 0.0,
+    "actor/entropy": 0.3,
+    "actor/grad_norm": 1.0,
+    "actor/pg_loss": 0.01,
+    "actor/ppo_kl": 1e-4,
+    "training/rollout_probs_diff_mean": 1e-4,
+    "training/rollout_actor_probs_pearson_corr": 0.9999,
+}
+
+
+@pytest.fixture(scope="module")
+def made_runs(tmp_path_factory):
+    """Runs of the quickstart under the names the pages use, a console log, and event files."""
+    root = tmp_path_factory.mktemp("reader")
+    for seed, name in enumerate(("RUN", "RUN_A", "RUN_B", "RUN1", "RUN2", "RUN3", "runs/quickstart-grpo/…")):
+        overrides = [f"trainer.seed={seed}", "trainer.rollout_dump=true"]
+        composed = params.compose("quickstart/grpo", overrides, run_dir=str(root / name))
+        run = create(root / name, composed.name, {"steps": 30, "given": ["trainer.seed"]})
+        (run.path / "recipe.yaml").write_text(json.dumps(params.to_dict(composed.recipe)))
+        (run.path / "verl.yaml").write_text("{}")
+        write_json(
+            run.command_file,
+            {"argv": ["python", "-u", "-m", "verl.trainer.main_ppo"], "environment": {}, "verl": "0.9.1"},
+        )
+        numbers = random.Random(seed)
+        lines = [
+            {"step": step, "data": {key: value + numbers.uniform(0, 1e-4) for key, value in HEALTHY.items()}}
+            for step in range(1, 31)
+        ]
+        run.metrics(1).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        run.log(1).write_text("training ended\n")
+        (run.attempt(1) / "rollouts").mkdir()
+        said = {"input": "1+1", "output": "#### 2", "score": 1.0, "step": 30, "gts": "2"}
+        (run.attempt(1) / "rollouts" / "30.jsonl").write_text(json.dumps(said) + "\n")
+        update_state(run, state="finished", attempts=[{"number": 1, "seconds": 61.0, "state": "finished"}])
+    text = "".join(
+        f"step:{line['step']} - {' - '.join(f'{k}:{v}' for k, v in line['data'].items())}\n" for line in lines
+    )
+    for name in ("train.log", "npu.log", "gpu.log"):
+        (root / name).write_text(text)
+    (root / "train.log.gz").write_bytes(gzip.compress(text.encode()))
+    (root / "DIR").mkdir()  # what `stack drift` looks through
+    (root / "my_launch.sh").write_text(LAUNCH)
+    (root / "mine.yaml").write_text(own_recipe())
+    tensorboard(root / "path" / "to" / "tensorboard", HEALTHY)
+    return root
+
+
+def tensorboard(folder: Path, data: dict[str, float]) -> None:
+    """One step in an event file, by TensorBoard's own writer."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    folder.mkdir(parents=True)
+    values = [Summary.Value(tag=key, simple_value=value) for key, value in data.items()]
+    with (folder / "events.out.tfevents.1700000000.host.1.0").open("wb") as file:
+        event = Event(wall_time=1.7e9, step=1, summary=Summary(value=values))
+        RecordWriter(file).write(event.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("page", "line"), [p for p in ONCE if kind(p.values[1], READING) and not is_quick(p.values[1])]
+)
+def test_commands_that_read_run_on_what_the_pages_name(page, line, made_runs, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECIPES_WORK", str(tmp_path / "work"))
+    monkeypatch.chdir(made_runs)
+    words = shlex.split(line)[1:]
+    if words[:2] == ["baseline", "make"]:
+        words += ["-o", str(tmp_path / "baseline.yaml")]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code in READING[kind(line, READING)], (done.output, done.exception)
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    assert done.output.strip()
+
+
+@pytest.mark.parametrize(("page", "line"), OURS)
+def test_every_command_of_the_pages_is_run_by_a_test(page, line):
+    place = kind(line, ELSEWHERE)
+    if not is_quick(line) and not kind(line, READING):
+        assert place, f"nothing runs {line!r}"
+        file, name = ELSEWHERE[place]
+        assert name in (ROOT / "tests" / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "line", [p.values[1] for p in ALL if p.values[1].startswith("papermill ") and ".zh" not in p.values[0].name]
+)
+def test_plain_papermill_of_the_pages_names_a_notebook_and_its_parameters(line):
+    words = shlex.split(line)
+    declared = headless.declared(ROOT / words[1])
+    given = [words[i + 1] for i, word in enumerate(words) if word == "-p"]
+    assert given
+    assert set(given) <= set(declared)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_yaml_of_the_pages_is_a_recipe_or_a_batch(page, tmp_path):
+    for number, text in enumerate(re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(text)
+        assert batch.load(path).items if re.search(r"^runs:", text, re.M) else params.compose(str(path))
 
 
 @pytest.mark.parametrize(("page", "line"), [p for p in ALL if p.values[1].startswith("scripts/")])
