@@ -404,8 +404,9 @@ def test_a_batch_that_is_killed_goes_on_with_nothing_run_twice_and_nothing_lost(
         assert time.monotonic() < limit, "the batch was killed, and something of it lives on"
         time.sleep(0.2)
     kept = {name: (going.root / name / "run.json").read_bytes() for name in finished}
-    cut = {run.path.name: steps(run) for run in going.runs() if read_state(run)["state"] == "stopped"}
-    assert cut  # on_disconnect: stop
+    # Stopped (on_disconnect: stop), or not started yet when its launcher went.
+    cut = {run.path.name: steps(run) for run in going.runs() if read_state(run)["state"] not in ("finished", "failed")}
+    assert any(read_state(run)["state"] == "stopped" for run in going.runs())
 
     again = begin(text, step=0.1)
     out, err = again.child.communicate(timeout=400)

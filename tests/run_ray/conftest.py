@@ -74,7 +74,7 @@ class Cluster:
             env={**os.environ, **self.environment},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,  # it imports all of Ray beside a training that takes every core
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
