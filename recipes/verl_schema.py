@@ -5,8 +5,10 @@ verl is never imported. Its YAML files are enough to know every key, every defau
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import hashlib
 import json
 import os
 import re
@@ -22,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipes.atomic import replace_file
 from recipes.errors import RecipeError, nearest
 from recipes.verl_history import instead, older
 
@@ -268,7 +271,39 @@ def _chooses_files(schema: Schema, override: Any) -> bool:
 
 @functools.lru_cache(maxsize=16)
 def _read(schema: Schema, choices: tuple[str, ...], entry: Entry) -> Any:
-    """Compose verl's files with nothing but groups chosen (a DictConfig; never to be changed)."""
+    """Compose verl's files with nothing but groups chosen (a DictConfig; never to be changed).
+
+    Reading some thirty YAML files takes most of a `recipes check`, so what comes out is kept in the cache, under a name
+    made of all that it depends on.
+    """
+    from omegaconf import OmegaConf
+
+    kept = _kept(schema, choices, entry)
+    with contextlib.suppress(OSError, ValueError):
+        config = OmegaConf.create(json.loads(kept.read_text(encoding="utf-8")))
+        OmegaConf.set_struct(config, True)  # as Hydra leaves it: a key nobody declared is refused
+        return config
+    config = _composed(schema, choices, entry)
+    with contextlib.suppress(OSError, TypeError):  # a cache that cannot be written, a value JSON does not have
+        plain = OmegaConf.to_container(config, resolve=False)
+        text = json.dumps(plain)
+        if json.loads(text) == plain:
+            replace_file(kept, text.encode())
+    return config
+
+
+def _kept(schema: Schema, choices: tuple[str, ...], entry: Entry) -> Path:
+    """The file of the cache for a composed configuration. Another verl, Hydra, file or choice has another name."""
+    import hydra
+
+    folders = dict.fromkeys((schema.directory, schema.folder(entry)))
+    files = sorted(path for folder in folders for path in folder.rglob("*.yaml"))
+    stats = [(str(path), status.st_size, status.st_mtime_ns) for path in files if (status := path.stat())]
+    told = json.dumps([hydra.__version__, schema.version, choices, entry.config, stats])
+    return cache().parent / "composed" / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.json"
+
+
+def _composed(schema: Schema, choices: tuple[str, ...], entry: Entry) -> Any:
     import hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException

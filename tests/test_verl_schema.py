@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -158,3 +159,40 @@ def test_a_key_is_written_as_this_verl_spells_it():
     now = verl_schema.defaults(verl_schema.find("0.9.1"), "megatron")
     assert verl_schema.spelled(now, "reward.num_workers") == "reward.num_workers"
     assert verl_schema.spelled(now, "trainer.nnodes") == "trainer.nnodes"
+
+
+def test_a_composed_configuration_is_kept_until_a_file_of_it_changes(tmp_path, monkeypatch):
+    installed = verl_schema.find("0.9.1").directory
+    shutil.copytree(installed, tmp_path / "trainer" / "config")
+    schema = verl_schema.Schema("0.9.1", tmp_path / "trainer" / "config", "a copy")
+    composed, made = verl_schema._composed, []
+    monkeypatch.setattr(verl_schema, "_composed", lambda *given: made.append(given) or composed(*given))
+
+    def read():
+        verl_schema._read.cache_clear()  # as another process
+        return verl_schema.defaults(schema, "megatron")
+
+    try:
+        first, second = read(), read()
+        assert len(made) == 1
+        assert second == first
+        assert str(second) == str(first)
+        assert OmegaConf.is_struct(second)
+        assert not verl_schema.declares(second, "trainer.no_such_key")
+        overrides = ["trainer.nnodes=3", "+ray_kwargs.ray_init.x=1", "actor_rollout_ref.actor.optim.lr=1e-5"]
+        again = verl_schema.compose(schema, ["model_engine=megatron", *overrides])
+        assert again.trainer.nnodes == 3
+        with pytest.raises(RecipeError, match="no_such_key"):
+            verl_schema.compose(schema, ["model_engine=megatron", "trainer.no_such_key=1"])
+
+        [kept] = (verl_schema.cache().parent / "composed").iterdir()
+        kept.write_text("{")  # damaged: composed anew
+        assert read() == first
+        assert len(made) == 2
+
+        changed = schema.directory / "ppo_trainer.yaml"
+        changed.write_text(changed.read_text().replace("total_epochs: 30", "total_epochs: 31"))
+        assert read().trainer.total_epochs == 31
+        assert len(made) == 3
+    finally:
+        verl_schema._read.cache_clear()
