@@ -137,12 +137,17 @@ def html(batch: Batch, outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any
 
 
 _STYLE = (
-    "body{font:14px system-ui,sans-serif;margin:24px;color:#222;background:#fff}h1{font-size:20px;font-weight:600}"
+    ":root{color-scheme:light dark;--paper:#fff;--ink:#222;--muted:#666;--rule:#ddd;--passed:#00664b;--failed:#b03a00}"
+    "@media(prefers-color-scheme:dark){:root{--paper:#0d1117;--ink:#e6edf3;--muted:#9198a1;--rule:#272d36;"
+    "--passed:#2cb68d;--failed:#ff9b72}}"
+    "body{font:14px system-ui,sans-serif;margin:24px;color:var(--ink);background:var(--paper)}"
+    "h1{font-size:20px;font-weight:600}a{color:inherit}"
     "table{border-collapse:collapse}td,th{text-align:left;padding:3px 14px 3px 0;vertical-align:top;"
-    "border-bottom:1px solid #ddd}th{font-weight:600;color:#666}td:first-child{white-space:nowrap}"
-    ".number{text-align:right;font-variant-numeric:tabular-nums}.passed{color:#00664b}.failed{color:#b03a00;font-weight:600}"
+    "border-bottom:1px solid var(--rule)}th{font-weight:600;color:var(--muted)}td:first-child{white-space:nowrap}"
+    ".number{text-align:right;font-variant-numeric:tabular-nums}.passed{color:var(--passed)}"
+    ".failed{color:var(--failed);font-weight:600}"
     ".curves{display:flex;flex-wrap:wrap;gap:20px;margin-top:24px}figure{margin:0}figcaption{padding:0 0 4px}"
-    f"figure img{{width:{WIDTH}px;max-width:100%;border:1px solid #ddd}}.scroll{{overflow-x:auto}}"
+    f"figure img{{width:{WIDTH}px;max-width:100%;border:1px solid var(--rule)}}.scroll{{overflow-x:auto}}"
 )
 
 
@@ -169,30 +174,37 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _curve(outcome: Outcome, root: Path) -> str:
-    import base64
-
+    """The curves of a run, light and dark, as they were recorded, with what they say in words."""
     place = outcome.run.curves / "curves.png"
-    words = f"curves of {outcome.item.name}"
     try:
-        source = base64.b64encode(_thumbnail(place)).decode("ascii")
+        light, words = _thumbnail(place)
+        dark, _ = _thumbnail(place.with_name("curves-dark.png"))
     except (OSError, ValueError):
         return ""
     link = quote(os.path.relpath(place, root))
-    picture = f'<img alt="{escape(words, quote=True)}" src="data:image/png;base64,{source}">'
+    words = escape(words or f"curves of {outcome.item.name}", quote=True)
+    picture = f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+    picture += f'<img alt="{words}" src="{light}"></picture>'
     return f'<figure><figcaption>{escape(outcome.item.name)}</figcaption><a href="{link}">{picture}</a></figure>'
 
 
-def _thumbnail(path: Path) -> bytes:
-    """Return the picture at `path` as a small PNG, at twice the width it is shown at. Raises OSError."""
+def _thumbnail(path: Path) -> tuple[str, str]:
+    """The picture at `path` as a small PNG in a URL, at twice the width it is shown at, and its description.
+
+    Raises OSError.
+    """
+    import base64
+
     from PIL import Image  # matplotlib's own requirement
 
     with Image.open(path) as whole:
+        words = str(whole.info.get("Description", ""))
         small = whole.convert("RGB")
     small.thumbnail((2 * WIDTH, 4 * WIDTH))
     out = io.BytesIO()
     # 64 colours are enough for lines and text, and a quarter of the size.
     small.quantize(64).save(out, "PNG", optimize=True)
-    return out.getvalue()
+    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode('ascii')}", words
 
 
 def verdict_line(outcomes: Sequence[Outcome]) -> str:

@@ -24,7 +24,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from recipes import batch, batch_run, batch_summary, headless, metrics, notebook, params
+from recipes import batch, batch_run, batch_summary, curves, headless, metrics, notebook, params
 from recipes.cli import main
 from recipes.errors import RecipeError
 from recipes.run import launch, processes
@@ -292,10 +292,14 @@ def test_the_summary_escapes_what_a_log_says(load, tmp_path):
         batch_run.Outcome(loaded.items[1], "failed", bad),
         batch_run.Outcome(loaded.items[2], "not run", "interrupted"),
     ]
+    table = metrics.read(ROOT / "tests" / "data" / "verdict" / "quickstart.csv")
+    curves.save(table, run.curves)
     batch_summary.write(loaded, outcomes, tmp_path / "out")
     page = (tmp_path / "out" / "summary.html").read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
+    assert page.count("data:image/png;base64,") == 2  # light and dark
+    assert re.search(r'<img alt="[^"]{100,}"', page)  # what the curves say, not only whose they are
     rows = list(csv.DictReader((tmp_path / "out" / "summary.csv").open()))
     assert rows[0]["cause"].startswith("'=cmd")
     assert (rows[0]["seconds"], rows[0]["directory"]) == ("60.0", "cpu-qwen3_seed-1")
