@@ -31,7 +31,11 @@ INDENT = 2 + 8 + 1 + SUBJECT + 1
 @click.command("doctor", epilog="Overrides are key=value, such as optimizer.lr=1e-6 or tensor_parallel=8.")
 @click.argument("name", required=False, shell_complete=completion.recipe)
 @click.argument("overrides", nargs=-1, shell_complete=completion.override)
-@click.option("--address", envvar="RAY_ADDRESS", help="A Ray cluster that runs: compare its nodes (RAY_ADDRESS).")
+@click.option(
+    "--address",
+    help="A Ray cluster that runs: compare its nodes. Its dashboard, http://HEAD:8265, or HEAD:PORT of Ray itself "
+    "(default: the recipe's ray_address, then RAY_ADDRESS).",
+)
 @click.option(
     "--deadline",
     type=click.FloatRange(min=1),

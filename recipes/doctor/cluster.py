@@ -20,6 +20,8 @@ SKEW_SECONDS = 1.0
 
 PACKAGES = ("verl", "torch", "torch_npu", "transformers", "ray", "vllm", "vllm_ascend", "megatron-core", "mindspeed")
 VARIABLES = ("VERL_USE_EXTERNAL_MODULES", "ASCEND_HOME_PATH", "HCCL_CONNECT_TIMEOUT", "PYTHONPATH")
+# What may differ between nodes that still train together, and then explains the one that fails first.
+LIMITS = ("/dev/shm, GiB", "ulimit -n", "ulimit -l")
 MARK = "recipes-doctor:"
 
 # One task a node, which takes no CPU and no NPU of it. It answers with text only.
@@ -27,10 +29,32 @@ _ASK = r"""
 import json, sys, time
 import ray
 told = json.loads(sys.argv[1])
-ray.init(address=told["address"], log_to_driver=False, logging_level="error")
+def join(address):
+    ray.init(address=address, log_to_driver=False, logging_level="error")
+def join_by_dashboard(url):
+    # Ray joins at the head's own port, which every process of Ray on this node was told; its clusters may be several.
+    import socket
+    from urllib.parse import urlsplit
+    from ray._private.services import find_gcs_addresses
+    told = urlsplit(url)
+    hosts = {told.hostname, socket.gethostbyname(told.hostname)}
+    known = sorted(a for a in find_gcs_addresses() if a.rpartition(":")[0] in hosts) or [told.hostname + ":6379"]
+    if len(known) == 1:
+        return join(known[0])
+    for address in known:
+        try:
+            join(address)
+        except Exception as fault:  # another's cluster, with another token
+            print(type(fault).__name__, str(fault)[:200], file=sys.stderr)
+            continue
+        if (ray._private.worker.global_worker.node.webui_url or "").rpartition(":")[2] == str(told.port):
+            return
+        ray.shutdown()
+    sys.exit("ConnectionError: none of the clusters this node is in has its dashboard at " + url)
+(join_by_dashboard if told["address"].startswith(("http://", "https://")) else join)(told["address"])
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 def look(told):
-    import hashlib, importlib.metadata, os, platform, time
+    import glob, hashlib, importlib.metadata, os, platform, re, resource, time
     def version(name):
         try: return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError: return "none"
@@ -42,7 +66,27 @@ def look(told):
         try:
             with open(path) as file: return file.readline().strip()[:80]
         except OSError: return "none"
-    facts = {"python": platform.python_version(), "driver": first("/usr/local/Ascend/driver/version.info")}
+    def cann():
+        home = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME")
+        home = home or "/usr/local/Ascend/ascend-toolkit/latest"
+        for name in ("*-linux/ascend_toolkit_install.info", "ascend_toolkit_install.info", "version.cfg"):
+            for path in sorted(glob.glob(glob.escape(home) + "/" + name)):
+                try:
+                    with open(path, errors="replace") as file: text = file.read(2**20)
+                except OSError: continue
+                found = re.search(r"^\w*version=\[?([\d][\w.-]*)", text, re.M)
+                if found: return found[1][:80]
+        return "none"
+    def limit(number):
+        soft = resource.getrlimit(number)[0]
+        return "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
+    def shared():
+        try: found = os.statvfs("/dev/shm")
+        except OSError: return "none"
+        return str(round(found.f_blocks * found.f_frsize / 2**30))
+    facts = {"python": platform.python_version(), "driver": first("/usr/local/Ascend/driver/version.info"),
+             "firmware": first("/usr/local/Ascend/firmware/version.info"), "CANN": cann()}
+    facts.update(zip(told["limits"], (shared(), limit(resource.RLIMIT_NOFILE), limit(resource.RLIMIT_MEMLOCK))))
     facts.update({name: version(name) for name in told["packages"]})
     facts.update({name: os.environ.get(name, "unset") for name in told["variables"]})
     facts.update({path: digest(path) for path in told["files"]})
@@ -52,8 +96,7 @@ answers = {}
 for node in ray.nodes():
     if not node["Alive"]:
         continue
-    name = node["NodeManagerAddress"]
-    entry = {"devices": node["Resources"].get("NPU", 0)}
+    entry = {"address": node["NodeManagerAddress"], "devices": node["Resources"].get("NPU", 0)}
     try:
         strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ray.get(ask.options(scheduling_strategy=strategy).remote(told), timeout=told["seconds"])  # starts the worker
@@ -64,7 +107,7 @@ for node in ray.nodes():
                      way=(end - begin) / 2)
     except Exception as fault:
         entry["fault"] = (str(fault).strip().splitlines() or [type(fault).__name__])[-1][:300]
-    answers[name] = entry
+    answers[node["NodeID"]] = entry
 print("\nMARK" + json.dumps(answers))
 ray.shutdown()
 """
@@ -74,7 +117,9 @@ def look(node: Node, address: str | None, deadline: float) -> Iterator[Line]:
     """Yield what differs between the nodes of the cluster at `address`, which must run already."""
     if not address:
         if node.several:
-            yield SECTION.unseen("nodes", "no cluster is named: give --address or set RAY_ADDRESS once Ray runs")
+            yield SECTION.unseen(
+                "nodes", "no cluster is named: give --address or ray_address, or export RAY_ADDRESS, once Ray runs"
+            )
         elif node.subject:
             yield SECTION.ok("nodes", "the recipe runs on one")
         else:
@@ -91,13 +136,18 @@ def look(node: Node, address: str | None, deadline: float) -> Iterator[Line]:
 
 
 def ask(node: Node, address: str, deadline: float) -> dict[str, dict[str, Any]]:
-    """Return what each node of a cluster says of itself. Raises RecipeError when the cluster does not answer."""
+    """Return what each node of a cluster says of itself, by its address.
+
+    `address` is the dashboard's URL, as recipes and RAY_ADDRESS have it, or what ray.init takes: HOST:PORT of the head,
+    or auto. Raises RecipeError when the cluster does not answer.
+    """
     model = node.subject.recipe.model.path if node.subject else ""
     files = [f"{model}/{name}" for name in ("config.json", "model.safetensors.index.json")] if model else []
     told = {
         "address": address,
         "packages": PACKAGES,
         "variables": VARIABLES,
+        "limits": LIMITS,
         "files": files,
         "seconds": max(5.0, deadline / 4),
     }
@@ -115,7 +165,16 @@ def ask(node: Node, address: str, deadline: float) -> dict[str, dict[str, Any]]:
     found = [line for line in ended.output.splitlines() if line.startswith(MARK)]
     if ended.code != 0 or not found:
         raise RecipeError(f"the cluster at {address} cannot be asked: {shown(ended.last, 200)}")
-    return json.loads(found[-1].removeprefix(MARK))
+    return _by_address(json.loads(found[-1].removeprefix(MARK)))
+
+
+def _by_address(answers: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Name each node by its address, and by its id too where several have one: containers on a host's network."""
+    shared = Counter(answer["address"] for answer in answers.values())
+    return {
+        answer["address"] + (f" ({node[:8]})" if shared[answer["address"]] > 1 else ""): answer
+        for node, answer in answers.items()
+    }
 
 
 def compare(answers: Mapping[str, Mapping[str, Any]]) -> Iterator[Line]:
@@ -171,7 +230,7 @@ def _differences(told: Mapping[str, Mapping[str, Any]]) -> Iterator[Line]:
                 {"node": name, key: value},
                 f"{count} of {len(told)} nodes have {usual}.",
                 "Make the nodes alike before the run.",
-                severity="warning" if key in VARIABLES else "error",
+                severity="warning" if key in (*VARIABLES, *LIMITS) else "error",
                 noticed="engine start, or a run that hangs",
                 source="a task of Ray on each node",
             )

@@ -7,14 +7,21 @@ import json
 import pytest
 from fake_node import only, states
 
+from recipes import doctor, params
 from recipes.doctor import cluster
 from recipes.errors import RecipeError
 
 SEVERAL = "glm5_2/grpo_a3_512"
 
 
-def answer(devices=16, skew=0.0, **facts):
-    return {"devices": devices, "facts": {"verl": "0.9.1", "torch": "2.10.0", **facts}, "skew": skew, "way": 0.01}
+def answer(devices=16, skew=0.0, address="10.0.0.1", **facts):
+    return {
+        "address": address,
+        "devices": devices,
+        "facts": {"verl": "0.9.1", "torch": "2.10.0", **facts},
+        "skew": skew,
+        "way": 0.01,
+    }
 
 
 def test_nodes_that_are_alike_are_in_order():
@@ -80,10 +87,52 @@ def test_without_a_cluster_nodes_are_unseen_where_there_are_several(fake):
 
 
 def test_a_cluster_is_asked_by_the_interpreter_that_trains(fake):
-    told = json.dumps({"10.0.0.1": answer(), "10.0.0.2": answer(verl="0.9.0")})
-    python = fake.script("fake-python", f"#!/bin/sh\n# A fake interpreter.\necho noise\necho '{cluster.MARK}{told}'\n")
+    told = {"a" * 56: answer(address="10.0.0.1"), "b" * 56: answer(address="10.0.0.2", verl="0.9.0")}
+    python = interpreter(fake, told)
     lines = list(cluster.look(fake.node(python=str(python)), "10.0.0.1:6379", 10))
     assert only(lines, "differences").state == "error"
+
+
+def interpreter(fake, told):
+    return fake.script(
+        "fake-python", f"#!/bin/sh\n# A fake interpreter.\necho noise\necho '{cluster.MARK}{json.dumps(told)}'\n"
+    )
+
+
+def test_two_nodes_with_one_address_are_two_nodes(fake):
+    told = {letter * 56: answer(address="10.0.0.1") for letter in "ab"} | {"c" * 56: answer(address="10.0.0.3")}
+    told["b" * 56]["facts"]["torch"] = "2.9.0"
+    answers = cluster.ask(fake.node(python=str(interpreter(fake, told))), "10.0.0.1:6379", 10)
+    assert list(answers) == ["10.0.0.1 (aaaaaaaa)", "10.0.0.1 (bbbbbbbb)", "10.0.0.3"]
+    assert only(cluster.compare(answers), "differences").finding.keys["node"] == "10.0.0.1 (bbbbbbbb)"
+
+
+@pytest.mark.parametrize("key", cluster.LIMITS)
+def test_a_limit_that_differs_is_a_warning_and_a_cann_that_differs_an_error(key):
+    nodes = {f"10.0.0.{n}": answer(CANN="9.1.0", **{key: "64"}) for n in (1, 2, 3)}
+    nodes["10.0.0.2"]["facts"][key] = "1024"
+    assert only(cluster.compare(nodes), "differences").state == "warning"
+    nodes["10.0.0.2"]["facts"] |= {key: "64", "CANN": "8.5.0"}
+    assert only(cluster.compare(nodes), "differences").state == "error"
+
+
+def test_the_cluster_is_the_one_asked_for_then_the_recipes_then_the_environments(fake, monkeypatch):
+    asked = []
+    monkeypatch.setattr(cluster, "look", lambda node, address, deadline: asked.append(address) or ())
+    for name in ("versions", "devices", "machine", "network", "software", "model", "data"):
+        monkeypatch.setattr(getattr(doctor, name), "look", lambda *given: ())
+    own = params.compose("cpu/qwen3", ["ray_address=http://head:8265"])
+    other = {"RAY_ADDRESS": "http://other:8265"}
+    for composed, address, environment in [
+        (own, "10.0.0.9:6379", other),
+        (own, None, other),
+        (params.compose("cpu/qwen3"), None, other),
+        (None, None, other),
+        (own, None, {}),
+        (None, None, {}),
+    ]:
+        list(doctor.examine(composed, python="python", environment=environment, address=address))
+    assert asked == ["10.0.0.9:6379", "http://head:8265", *2 * ["http://other:8265"], "http://head:8265", None]
 
 
 def test_a_cluster_that_does_not_answer_is_unseen(fake):
