@@ -122,7 +122,6 @@ def check(
 
     from recipes import params, preflight
     from recipes.command import build, compose_verl, training_python
-    from recipes.run.directory import write_text
 
     python = python or training_python()
     composed = params.compose(name, overrides)
@@ -135,6 +134,8 @@ def check(
     if not found and not as_json:
         click.echo(f"{len(preflight.looking(here=here))} rules found nothing.")
     if junit is not None:
+        from recipes.run.directory import write_text  # with psutil, which a check needs for nothing else
+
         with writing("--junit", junit):
             write_text(junit, preflight.junit(found, here=here, waived=waive))
     preflight.refuse([], waive)  # a waiver of a rule that is not there is a mistake
