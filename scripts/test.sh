@@ -10,5 +10,5 @@ if (($#)); then exec .venv/bin/python -m pytest "$@"; fi
 # Two at a time: a training starts up on one core. The quick ones first, so that a slip shows soon.
 code=0
 .venv/bin/python -m pytest -n 2 -m 'not slow' || code=$?
-.venv/bin/python -m pytest -n 2 --dist loadgroup -m slow --durations=25 || code=$?
+.venv/bin/python -m pytest -n 2 --dist loadscope -m slow --durations=25 || code=$?
 exit "$code"

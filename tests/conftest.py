@@ -17,11 +17,26 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 APART = ("test_batch.py", "test_end_to_end.py", "test_rehearsal.py", "test_training.py")
 
 
-def pytest_collection_modifyitems(items):
-    """With `-n --dist loadgroup`, a file's tests share what they set up, and those of the Ray cluster its nodes."""
-    for item in items:
-        group = item.nodeid if item.path.name in APART else item.path.name
-        item.add_marker(pytest.mark.xdist_group("cluster" if item.path.parent.name == "run_ray" else group))
+def together(nodeid: str) -> str:
+    """What a test shares: tests of the Ray cluster its nodes, those of a file what the file sets up, some nothing."""
+    file = nodeid.partition("::")[0]
+    if "/run_ray/" in file:
+        return "cluster"
+    return nodeid if file.rpartition("/")[2] in APART else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `-n --dist loadscope`, tests that share something go to one worker, one after the other."""
+    if config.getvalue("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return together(nodeid)
+
+    return Together(config, log)
 
 
 @pytest.fixture(autouse=True)
