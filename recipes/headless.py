@@ -28,6 +28,8 @@ from recipes.errors import RecipeError, nearest
 from recipes.run import launch
 from recipes.run.directory import Run, patiently, read_state
 
+# Seconds a kernel may take to start: several do so at once, on machines that train.
+KERNEL_SECONDS = 240
 # Seconds between looks for the run while the notebook is before its Launch cell.
 LOOK = 0.5
 # Seconds an interrupted notebook gets to end by itself.
@@ -211,6 +213,7 @@ def main() -> int:
     """The child: hand plain types to papermill's Python API. Exit code 1 when a cell failed."""
     import papermill
     from papermill.exceptions import PapermillExecutionError
+    from traitlets.config import Config
 
     source, output = sys.argv[1:3]
     parameters = json.loads(sys.stdin.buffer.readline())
@@ -224,6 +227,10 @@ def main() -> int:
             progress_bar=False,
             # Without it every carriage return of a progress bar becomes an output of its own.
             coalesce_streams=True,
+            start_timeout=KERNEL_SECONDS,
+            # Not local ports: those are chosen free and taken later, and of two notebooks that start at once one may
+            # find its port gone and its kernel dead.
+            config=Config({"KernelManager": {"transport": "ipc"}}),
         )
     except PapermillExecutionError as fault:
         print(f"{fault.ename}: {fault.evalue}", file=sys.stderr)

@@ -175,6 +175,22 @@ def test_headless_refuses_a_bad_parameter_before_a_kernel_is_started(tmp_path, p
     assert not (tmp_path / "run").exists()
 
 
+def test_a_headless_kernel_takes_no_port_and_leaves_no_socket(tmp_path, monkeypatch):
+    """Ports are chosen free and taken later: of kernels that start at once, one found its own gone, and died."""
+    cell = "import json, ipykernel.connect as c\nprint(json.loads(c.get_connection_info())['transport'])"
+    parameters = nbformat.v4.new_code_cell("run_dir: str = None", metadata={"tags": ["parameters"]})
+    book = nbformat.v4.new_notebook(cells=[parameters, nbformat.v4.new_code_cell(cell)])
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(book, tmp_path / "book.ipynb")
+    (tmp_path / "t").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
+    child = headless.begin(tmp_path / "book.ipynb", {}, tmp_path / "run")
+    assert child.wait(240) == 0, (tmp_path / "run" / "papermill.log").read_text()
+    child.stdin.close()
+    assert nbformat.read(tmp_path / "run" / "notebook.ipynb", 4).cells[-1].outputs[0].text == "ipc\n"
+    assert list((tmp_path / "t").iterdir()) == []
+
+
 def test_plain_papermill_stops_at_an_unknown_parameter_too(tmp_path):
     """Papermill itself only warns; the Resolve cell finds the injected name and nothing is started."""
     with pytest.raises(papermill.PapermillExecutionError, match="Unknown parameter 'stepps'; did you mean steps"):
