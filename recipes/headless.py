@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -218,23 +219,26 @@ def main() -> int:
     source, output = sys.argv[1:3]
     parameters = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_starter, daemon=True).start()
-    try:
-        papermill.execute_notebook(
-            source,
-            output,
-            parameters=parameters,
-            kernel_name="python3",
-            progress_bar=False,
-            # Without it every carriage return of a progress bar becomes an output of its own.
-            coalesce_streams=True,
-            start_timeout=KERNEL_SECONDS,
-            # Not local ports: those are chosen free and taken later, and of two notebooks that start at once one may
-            # find its port gone and its kernel dead.
-            config=Config({"KernelManager": {"transport": "ipc"}}),
-        )
-    except PapermillExecutionError as fault:
-        print(f"{fault.ename}: {fault.evalue}", file=sys.stderr)
-        return 1
+    # Sockets in a folder of this kernel's own, not local ports: those are chosen free and taken later, and of two
+    # notebooks that start at once one may find its port gone and its kernel dead.
+    place = tempfile.gettempdir()
+    place = place if len(place) < 80 else "/tmp"  # the path of a socket may have 107 bytes
+    with tempfile.TemporaryDirectory(prefix="kernel-", dir=place) as folder:
+        try:
+            papermill.execute_notebook(
+                source,
+                output,
+                parameters=parameters,
+                kernel_name="python3",
+                progress_bar=False,
+                # Without it every carriage return of a progress bar becomes an output of its own.
+                coalesce_streams=True,
+                start_timeout=KERNEL_SECONDS,
+                config=Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/kernel"}}),
+            )
+        except PapermillExecutionError as fault:
+            print(f"{fault.ename}: {fault.evalue}", file=sys.stderr)
+            return 1
     return 0
 
 

@@ -175,7 +175,7 @@ def test_headless_refuses_a_bad_parameter_before_a_kernel_is_started(tmp_path, p
     assert not (tmp_path / "run").exists()
 
 
-def test_a_headless_kernel_takes_no_port_and_leaves_no_socket(tmp_path, monkeypatch):
+def test_headless_kernels_take_no_ports_and_leave_no_sockets(tmp_path, monkeypatch):
     """Ports are chosen free and taken later: of kernels that start at once, one found its own gone, and died."""
     cell = "import json, ipykernel.connect as c\nprint(json.loads(c.get_connection_info())['transport'])"
     parameters = nbformat.v4.new_code_cell("run_dir: str = None", metadata={"tags": ["parameters"]})
@@ -184,11 +184,14 @@ def test_a_headless_kernel_takes_no_port_and_leaves_no_socket(tmp_path, monkeypa
     nbformat.write(book, tmp_path / "book.ipynb")
     (tmp_path / "t").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
-    child = headless.begin(tmp_path / "book.ipynb", {}, tmp_path / "run")
-    assert child.wait(240) == 0, (tmp_path / "run" / "papermill.log").read_text()
-    child.stdin.close()
-    assert nbformat.read(tmp_path / "run" / "notebook.ipynb", 4).cells[-1].outputs[0].text == "ipc\n"
+    runs = [tmp_path / "one", tmp_path / "two"]
+    children = [headless.begin(tmp_path / "book.ipynb", {}, run) for run in runs]
+    for child, run in zip(children, runs, strict=True):
+        assert child.wait(240) == 0, (run / "papermill.log").read_text()
+        child.stdin.close()
+        assert nbformat.read(run / "notebook.ipynb", 4).cells[-1].outputs[0].text == "ipc\n"
     assert list((tmp_path / "t").iterdir()) == []
+    assert list(Path.cwd().glob("kernel-*")) == []  # where jupyter_client puts the sockets of all, left to itself
 
 
 def test_plain_papermill_stops_at_an_unknown_parameter_too(tmp_path):
