@@ -47,7 +47,7 @@ def test_runs_of_one_and_of_both_nodes_at_once(cluster, tmp_path):
         "REAL_PYTHON": sys.executable,
     }
     words = [sys.executable, "-m", "recipes.cli", "batch", str(tmp_path / "night.yaml"), "--dir", str(tmp_path / "out")]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr + done.stdout
     rows = list(csv.DictReader((tmp_path / "out" / "summary.csv").open()))
     assert [(row["result"], row["steps"]) for row in rows] == [("passed", "2")] * 8
