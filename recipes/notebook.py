@@ -339,8 +339,9 @@ def judge(
     found, exported = verdict_of(run, limits=limits, baseline=given, deterministic=deterministic)
     if exported and (exported.checks or exported.trouble):
         write_json(run.path / exports.CHECKS, exported.to_dict())
-    write_json(run.verdict_file, found.to_dict())
-    if (run.path / report.FILE).is_file():  # it was written before the verdict, and must not say another
+    before, now = report.verdict_kept(run), json.loads(json.dumps(found.to_dict()))
+    write_json(run.verdict_file, now)
+    if now != before and (run.path / report.FILE).is_file():  # it must not say another verdict than this one
         report.write([run.path], run.path / report.FILE, light=True)
     return Judged(found)
 

@@ -103,7 +103,12 @@ def _judged(run: Run, *, light: bool) -> tuple[Mapping[str, Any], Mapping[str, A
         found, exported = notebook.verdict_of(run)
         return found.to_dict(), exported.to_dict() if exported else {}
     exported_then = _json(run.path / exports.CHECKS)
-    return _json(run.verdict_file) if _newer(run.verdict_file, run.metrics()) else {}, exported_then
+    return verdict_kept(run), exported_then
+
+
+def verdict_kept(run: Run) -> dict[str, Any]:
+    """The run's verdict as it was last judged, empty if it was not since its last step."""
+    return _json(run.verdict_file) if _newer(run.verdict_file, run.metrics()) else {}
 
 
 def _json(path: Path) -> dict[str, Any]:
