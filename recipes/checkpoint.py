@@ -20,6 +20,8 @@ from recipes.errors import RecipeError
 from recipes.finding import Finding
 
 INDEX = "model.safetensors.index.json"
+# verl writes it when all ranks have written their parts, with the number of the step.
+TRACKER = "latest_checkpointed_iteration.txt"
 
 # The format's own limit (safetensors, MAX_HEADER_SIZE): a larger length is a damaged file, not a long header.
 MAX_HEADER_BYTES = 100_000_000

@@ -45,12 +45,12 @@ def override(ctx: click.Context, parameter: click.Parameter, incomplete: str) ->
 
 def stack(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names under params/stacks."""
-    return [CompletionItem(name) for name in _facts("stacks") if name.startswith(incomplete)]
+    return _facts("stacks", incomplete)
 
 
 def hardware(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names under params/hardware."""
-    return [CompletionItem(name) for name in _facts("hardware") if name.startswith(incomplete)]
+    return _facts("hardware", incomplete)
 
 
 def run(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -68,10 +68,10 @@ def _files(incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="file")]
 
 
-def _facts(folder: str) -> list[str]:
+def _facts(folder: str, incomplete: str) -> list[CompletionItem]:
     from recipes import params
 
-    return sorted(file.stem for file in (params.home() / "params" / folder).glob("*.yaml"))
+    return [CompletionItem(name) for name in params.fact_names(folder) if name.startswith(incomplete)]
 
 
 def _keys(name: str | None) -> dict[str, str]:
@@ -104,7 +104,7 @@ def _values(name: str) -> list[str]:
 
     name = params.SHORT_NAMES.get(name, name)
     if name in ("stack", "hardware"):
-        return _facts({"stack": "stacks"}.get(name, name))
+        return params.fact_names({"stack": "stacks"}.get(name, name))
     if name not in params.declared_keys():
         return []
     kind, choices = Recipe, ()

@@ -313,7 +313,7 @@ class Form:
 
         overrides = overrides if isinstance(overrides, str) else shlex.join(overrides)
         self.explored = explore(recipe, stack, overrides=overrides, **settings)
-        stacks = sorted(file.stem for file in (params.home() / "params" / "stacks").glob("*.yaml"))
+        stacks = params.fact_names("stacks")
         if stack and stack not in stacks:
             raise RecipeError(f"stack={stack!r} is no stack{nearest(stack, stacks)}. Known: {', '.join(stacks)}.")
         names = list(dict.fromkeys([*params.names(), recipe]))  # a path may be given as well

@@ -160,12 +160,17 @@ def hardware_facts(name: str) -> HardwareFacts:
     return load_facts(HardwareFacts, "hardware", name)
 
 
+def fact_names(folder: str) -> list[str]:
+    """Return the names of the files in params/`folder`, such as models or hardware, sorted."""
+    return sorted(path.stem for path in (home() / "params" / folder).glob("*.yaml"))
+
+
 def load_facts(cls: type, folder: str, name: str) -> Any:
     """Return params/`folder`/`name`.yaml as an object of the dataclass `cls`. Raises RecipeError when there is none."""
     root = home() / "params" / folder
     path = root / f"{name}.yaml"
     if "/" in name or not path.is_file():
-        known = sorted(p.stem for p in root.glob("*.yaml"))
+        known = fact_names(folder)
         raise RecipeError(
             f"There is no {name!r} under params/{folder}{nearest(name, known)}. Known: {', '.join(known)}."
         )

@@ -295,7 +295,7 @@ def _present(given: _Given, known: Any, version: str, report: _Report) -> dict[s
 def _hardware(target: Mapping[str, Any], report: _Report) -> str:
     """Choose the node by what the launch uses of it: the device type, and at least as many devices."""
     device, count = target.get("trainer.device"), target.get("trainer.n_gpus_per_node")
-    known = [params.hardware_facts(p.stem) for p in sorted((params.home() / "params" / "hardware").glob("*.yaml"))]
+    known = [params.hardware_facts(name) for name in params.fact_names("hardware")]
     wanted = "cpu" if device == "cpu" else "npu"
     fit = [h for h in known if h.device == wanted and (not isinstance(count, int) or h.devices_per_node >= count)]
     if not fit:
@@ -511,8 +511,7 @@ class _Draft:
         """Return the facts the model's path or hub id names, or a name for facts that are still to be written."""
         path = str(target.get("actor_rollout_ref.model.path", ""))
         last = path.rstrip("/").rsplit("/", 1)[-1]
-        folder = params.home() / "params" / "models"
-        known = {p.stem: params.model_facts(p.stem) for p in sorted(folder.glob("*.yaml"))}
+        known = {name: params.model_facts(name) for name in params.fact_names("models")}
         for name, facts in known.items():
             hub = (facts.hub or "").rsplit("/", 1)[-1]
             if last and _simple(last) in (_simple(hub), _simple(name)):

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 from recipes import data
+from recipes.checkpoint import TRACKER
 from recipes.errors import RecipeError
 from recipes.finding import Finding
-from recipes.preflight.rules import RULES, Subject, rule
+from recipes.preflight.rules import Subject, rule, warning
 
 START = "engine start"
 DEVICES = Path("/dev")
@@ -129,9 +130,6 @@ def run_directory_is_writable(s: Subject):
         yield {"run_dir": s.recipe.run_dir}, f"{place} cannot be written.", "Choose another directory."
 
 
-TRACKER = "latest_checkpointed_iteration.txt"
-
-
 @rule("checkpoint.found", noticed="never: it starts at an old step, or ends at once", source="verl 0.9.1", here=True)
 def resume_finds_this_run_s_checkpoint(s: Subject):
     """A run's own checkpoints are in its directory unless the recipe says another one, where anybody's may be."""
@@ -150,9 +148,7 @@ def resume_finds_this_run_s_checkpoint(s: Subject):
         )
     else:
         sentence = f"global_step_{step} is there already, and the run goes on from it, whoever's it is."
-        known = RULES["checkpoint.found"]
-        rest = f"{remedy} checkpoint.resume=disable."
-        yield Finding(known.name, "warning", keys, sentence, rest, known.noticed, known.source)
+        yield warning("checkpoint.found", keys, sentence, f"{remedy} checkpoint.resume=disable.")
 
 
 @rule("logging.file", severity="warning", noticed="never: nothing to plot", source="verl 0.9.1, Tracking")

@@ -64,10 +64,9 @@ def layers_are_divisible(s: Subject):
     p, layers = s.recipe.parallel, s.model.layers
     if p.pipeline_layout:
         return
-    ends = {"first_stage_layers": p.first_stage_layers, "last_stage_layers": p.last_stage_layers}
-    ends = {key: size for key, size in ends.items() if size is not None}
+    ends = s.end_layers
     left, stages = layers - sum(ends.values()), p.pipeline - len(ends)
-    keys = {"parallel.pipeline": p.pipeline, **{f"parallel.{key}": size for key, size in ends.items()}}
+    keys = {"parallel.pipeline": p.pipeline, **ends}
     if not ends:
         if left % stages:
             yield (
@@ -91,7 +90,7 @@ def layers_are_divisible(s: Subject):
             keys,
             f"of {layers} layers {left} are left, which {stages} middle stage{'s' * (stages > 1)} cannot share evenly, "
             "each one or more.",
-            f"Take parallel.{key}={' or '.join(map(str, sorted(near)))}." if near else "Take smaller ones.",
+            f"Take {key}={' or '.join(map(str, sorted(near)))}." if near else "Take smaller ones.",
         )
 
 

@@ -35,6 +35,12 @@ class Subject:
         return f"env.{name}", self.recipe.env.get(name)
 
     @property
+    def end_layers(self) -> dict[str, int]:
+        """Layers of the first and the last pipeline stage by their keys, of those that have a size of their own."""
+        ends = {key: getattr(self.recipe.parallel, key) for key in ("first_stage_layers", "last_stage_layers")}
+        return {f"parallel.{key}": layers for key, layers in ends.items() if layers is not None}
+
+    @property
     def devices_per_node(self) -> int:
         return self.recipe.devices or self.hardware.devices_per_node
 
@@ -89,6 +95,12 @@ def rule(name: str, *, severity: str = "error", noticed: str, source: str, here:
         return function
 
     return register
+
+
+def warning(name: str, keys: Mapping[str, Any], sentence: str, remedy: str) -> Finding:
+    """A finding of the rule `name` that is only warned of, though the rule's own findings are errors."""
+    known = RULES[name]
+    return Finding(name, "warning", keys, sentence, remedy, known.noticed, known.source)
 
 
 def subject(composed: Composed, python: str = sys.executable, *, here: bool = False) -> Subject:

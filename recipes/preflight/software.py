@@ -11,7 +11,7 @@ from recipes import verl_schema
 from recipes.command import external_modules
 from recipes.errors import RecipeError
 from recipes.finding import Finding
-from recipes.preflight.rules import RULES, Subject, rule
+from recipes.preflight.rules import Subject, rule, warning
 from recipes.stack import verl_version
 
 # A probe finds modules without importing them: some take seconds and some start devices.
@@ -78,8 +78,7 @@ def reward_function_exists(s: Subject):
 
 def _unseen(s: Subject, name: str, fault: RecipeError) -> Finding:
     """A file system that is slow today is no reason to refuse a launch, and no reason to call it looked at."""
-    known = RULES[name]
-    return Finding(name, "warning", {"python": s.python}, f"not looked at: {fault}", "", known.noticed, known.source)
+    return warning(name, {"python": s.python}, f"not looked at: {fault}", "")
 
 
 @functools.lru_cache(maxsize=64)

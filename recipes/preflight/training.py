@@ -124,8 +124,7 @@ def _stages_not_divisible(s: Subject) -> tuple[dict[str, object], str, str] | No
             f"the layout has {written} stages, and pipeline x virtual_pipeline is {chunks}.",
             f"Take parallel.virtual_pipeline={fits}." if fits > 1 else "Leave virtual_pipeline out.",
         )
-    ends = {"first_stage_layers": p.first_stage_layers, "last_stage_layers": p.last_stage_layers}
-    ends = {f"parallel.{key}": size for key, size in ends.items() if size is not None}
+    ends = s.end_layers
     if not ends:
         if layers % chunks == 0:
             return None

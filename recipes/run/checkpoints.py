@@ -11,10 +11,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.checkpoint import TRACKER
 from recipes.errors import RecipeError
 
-# verl writes it when all ranks have written their parts, with the number of the step.
-TRACKER = "latest_checkpointed_iteration.txt"
 # Written last into a checkpoint, by verl from 0.9.1 on; older ones have none.
 MANIFEST = "ckpt_contents.json"
 
