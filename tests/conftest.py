@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -61,6 +62,25 @@ def params_folder(tmp_path, monkeypatch):
         shutil.copytree(ROOT / "params" / folder, home / "params" / folder)
     monkeypatch.setenv("RECIPES_HOME", str(home))
     return home / "params"
+
+
+@pytest.fixture
+def faults_in_the_book():
+    """Holds the table of faults that a test file writes into the book to the rows it saw; see RECIPES_WRITE_TABLES."""
+    page = ROOT / "notebooks" / "book" / "when_it_fails.md"
+
+    def held(mark: str, rows: set[str], count: int) -> None:
+        mark, end = f"<!-- {mark} -->\n", "\n<!-- end -->"
+        head, _, rest = page.read_text(encoding="utf-8").partition(mark)
+        found, _, tail = rest.partition(end)
+        if os.environ.get("RECIPES_WRITE_TABLES"):
+            titles = ["| what happens | state | cause in run.json | steps kept | and then |", "|---|---|---|---|---|"]
+            found = "\n".join([*titles, *sorted(rows)])
+            page.write_text(head + mark + found + end + tail, encoding="utf-8")
+        assert rows <= set(found.splitlines())
+        assert len(found.splitlines()) == 2 + count
+
+    return held
 
 
 @pytest.fixture

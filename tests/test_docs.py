@@ -13,13 +13,17 @@ import sys
 from pathlib import Path
 
 import click
+import pandas as pd
 import pytest
 from click.testing import CliRunner
+from test_compare import run_of
+from test_metrics_sources import VERSION, record, scalar
+from test_verdict import healthy
 
 from recipes import batch, headless, params
 from recipes.cli import main
 from recipes.errors import RecipeError
-from recipes.run.directory import create, update_state, write_json
+from recipes.run.directory import Run, update_state
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("README.*.md"), *ROOT.glob("notebooks/book/*.md")])
@@ -149,71 +153,37 @@ def test_quick_commands_of_the_pages_run(page, line, reader):
     assert done.stdout.strip() or list(reader.iterdir())
 
 
-HEALTHY = {
-    "critic/rewards/mean": 0.5,
-    "critic/advantages/max": 1.6,
-    "critic/advantages/min": -1.2,
-    "response_length/clip_ratio": 0.01,
-    "response_length/mean": 20.0,
-    "response/aborted_ratio": 0.0,
-    "actor/entropy": 0.3,
-    "actor/grad_norm": 1.0,
-    "actor/pg_loss": 0.01,
-    "actor/ppo_kl": 1e-4,
-    "training/rollout_probs_diff_mean": 1e-4,
-    "training/rollout_actor_probs_pearson_corr": 0.9999,
-}
-
-
 @pytest.fixture(scope="module")
 def made_runs(tmp_path_factory):
     """Runs of the quickstart under the names the pages use, a console log, and event files."""
     root = tmp_path_factory.mktemp("reader")
     for seed, name in enumerate(("RUN", "RUN_A", "RUN_B", "RUN1", "RUN2", "RUN3", "runs/quickstart-grpo/…")):
-        overrides = [f"trainer.seed={seed}", "trainer.rollout_dump=true"]
-        composed = params.compose("quickstart/grpo", overrides, run_dir=str(root / name))
-        run = create(root / name, composed.name, {"steps": 30, "given": ["trainer.seed"]})
-        (run.path / "recipe.yaml").write_text(json.dumps(params.to_dict(composed.recipe)))
-        (run.path / "verl.yaml").write_text("{}")
-        write_json(
-            run.command_file,
-            {"argv": ["python", "-u", "-m", "verl.trainer.main_ppo"], "environment": {}, "verl": "0.9.1"},
-        )
         numbers = random.Random(seed)
-        lines = [
-            {"step": step, "data": {key: value + numbers.uniform(0, 1e-4) for key, value in HEALTHY.items()}}
+        rows = {
+            step: {key: value + numbers.uniform(0, 1e-4) for key, value in healthy(step).items()}
             for step in range(1, 31)
-        ]
-        run.metrics(1).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        }
+        overrides = [f"trainer.seed={seed}", "trainer.rollout_dump=true"]
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        run = Run(Path(run_of(root, name, pd.DataFrame.from_dict(rows, orient="index"), overrides)))
+        (run.path / "verl.yaml").write_text("{}")
         run.log(1).write_text("training ended\n")
         (run.attempt(1) / "rollouts").mkdir()
         said = {"input": "1+1", "output": "#### 2", "score": 1.0, "step": 30, "gts": "2"}
         (run.attempt(1) / "rollouts" / "30.jsonl").write_text(json.dumps(said) + "\n")
-        update_state(run, state="finished", attempts=[{"number": 1, "seconds": 61.0, "state": "finished"}])
-    text = "".join(
-        f"step:{line['step']} - {' - '.join(f'{k}:{v}' for k, v in line['data'].items())}\n" for line in lines
-    )
+        update_state(run, given=["trainer.seed"], attempts=[{"number": 1, "seconds": 61.0, "state": "finished"}])
+    text = "".join(f"step:{step} - {' - '.join(f'{k}:{v}' for k, v in row.items())}\n" for step, row in rows.items())
     for name in ("train.log", "npu.log", "gpu.log"):
         (root / name).write_text(text)
     (root / "train.log.gz").write_bytes(gzip.compress(text.encode()))
     (root / "DIR").mkdir()  # what `stack drift` looks through
     (root / "my_launch.sh").write_text(LAUNCH)
     (root / "mine.yaml").write_text(own_recipe())
-    tensorboard(root / "path" / "to" / "tensorboard", HEALTHY)
+    events = root / "path" / "to" / "tensorboard"
+    events.mkdir(parents=True)
+    values = [scalar(1, key, value) for key, value in healthy(1).items()]
+    (events / "events.out.tfevents.1700000000.host.1.0").write_bytes(b"".join(map(record, [VERSION, *values])))
     return root
-
-
-def tensorboard(folder: Path, data: dict[str, float]) -> None:
-    """One step in an event file, by TensorBoard's own writer."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    folder.mkdir(parents=True)
-    values = [Summary.Value(tag=key, simple_value=value) for key, value in data.items()]
-    with (folder / "events.out.tfevents.1700000000.host.1.0").open("wb") as file:
-        event = Event(wall_time=1.7e9, step=1, summary=Summary(value=values))
-        RecordWriter(file).write(event.SerializeToString())
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from recipes.run.directory import Run, open_run, read_state
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "notebooks" / "00_quickstart.ipynb"
-BOOK = ROOT / "notebooks" / "book" / "when_it_fails.md"
 STEPS = 6
 
 pytestmark = pytest.mark.slow
@@ -417,18 +416,10 @@ def test_a_run_that_ended_is_not_resumed_by_accident(begin):
 # ------------------------------------------------------------ the table
 
 
-def test_the_table_in_the_book_is_what_was_seen(seen):
+def test_the_table_in_the_book_is_what_was_seen(seen, faults_in_the_book):
     """Where this user may not mount a disk or make a control group, the rows of those two are not looked at."""
     rows = {
         f"| {fault} | {state} | {f'`{cause}`' if cause else '–'} | {kept} | {how} |"
         for fault, (state, cause, kept, how) in seen.items()
     }
-    mark, end = "<!-- faults: written by tests/test_faults.py -->\n", "\n<!-- end -->"
-    head, _, rest = BOOK.read_text(encoding="utf-8").partition(mark)
-    found, _, tail = rest.partition(end)
-    if os.environ.get("RECIPES_WRITE_TABLES"):
-        titles = ["| what happens | state | cause in run.json | steps kept | and then |", "|---|---|---|---|---|"]
-        found = "\n".join([*titles, *sorted(rows)])
-        BOOK.write_text(head + mark + found + end + tail, encoding="utf-8")
-    assert rows <= set(found.splitlines())
-    assert len(found.splitlines()) == 2 + 13
+    faults_in_the_book("faults: written by tests/test_faults.py", rows, 13)

@@ -21,7 +21,6 @@ from recipes.run import launch, processes
 from recipes.run.directory import Run, read_state
 
 ROOT = Path(__file__).resolve().parents[2]
-BOOK = ROOT / "notebooks" / "book" / "when_it_fails.md"
 STEPS = 5
 
 pytestmark = pytest.mark.slow
@@ -113,15 +112,7 @@ def test_a_node_is_lost(recipes, cluster, tmp_path, seen):
     seen["a node of its cluster is lost"] = (cause.replace(why[1], "…"), goes_on(recipes, run))
 
 
-def test_the_table_in_the_book_is_what_was_seen(seen):
+def test_the_table_in_the_book_is_what_was_seen(seen, faults_in_the_book):
     # In two backticks: a cause may name a command in one.
     rows = {f"| {fault} | failed | `` {cause} `` | all | {how} |" for fault, (cause, how) in seen.items()}
-    mark, end = "<!-- faults on a cluster: written by tests/run_ray/test_faults_on_ray.py -->\n", "\n<!-- end -->"
-    head, _, rest = BOOK.read_text(encoding="utf-8").partition(mark)
-    found, _, tail = rest.partition(end)
-    if os.environ.get("RECIPES_WRITE_TABLES"):
-        titles = ["| what happens | state | cause in run.json | steps kept | and then |", "|---|---|---|---|---|"]
-        found = "\n".join([*titles, *sorted(rows)])
-        BOOK.write_text(head + mark + found + end + tail, encoding="utf-8")
-    assert rows <= set(found.splitlines())
-    assert len(found.splitlines()) == 2 + 2
+    faults_in_the_book("faults on a cluster: written by tests/run_ray/test_faults_on_ray.py", rows, 2)
