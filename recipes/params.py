@@ -6,10 +6,12 @@ given their type by the schema, so YAML's guesses (off → False, 1:30 → 90, 0
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
 import os
+import pickle
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -174,9 +176,15 @@ def load_facts(cls: type, folder: str, name: str) -> Any:
         raise RecipeError(
             f"There is no {name!r} under params/{folder}{nearest(name, known)}. Known: {', '.join(known)}."
         )
+    status = path.stat()
+    return copy.deepcopy(_facts(cls, path, status.st_mtime_ns, status.st_size))
+
+
+@functools.lru_cache(maxsize=64)
+def _facts(cls: type, path: Path, _changed: int, _size: int) -> Any:
+    """Read a file of facts, once for each state of it: the recipes share few models and nodes."""
     settings, _ = read_file(path)
-    built, _ = _build(cls, [*settings, Setting("name", name, "file name")], name)
-    return built
+    return _build(cls, [*settings, Setting("name", path.stem, "file name")], path.stem)[0]
 
 
 def build_as(cls: type, settings: Sequence[Setting], name: str) -> Any:
@@ -428,7 +436,7 @@ def _build(cls: type, settings: Sequence[Setting], name: str, *, partial: bool =
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    config = OmegaConf.structured(cls)
+    config = pickle.loads(_structured(cls))
     history: dict[str, tuple[Setting, ...]] = {}
     for setting in settings:
         for key, value in _typed(cls, setting):
@@ -448,6 +456,14 @@ def _build(cls: type, settings: Sequence[Setting], name: str, *, partial: bool =
     except OmegaConfBaseException as fault:
         raise RecipeError(f"Recipe {name}: {str(fault).splitlines()[0]}") from fault
     return built, history
+
+
+@functools.lru_cache(maxsize=16)
+def _structured(cls: type) -> bytes:
+    """The empty structured config of a class, pickled: a copy of it takes a fifth of the time of making it."""
+    from omegaconf import OmegaConf
+
+    return pickle.dumps(OmegaConf.structured(cls))
 
 
 def _typed(cls: type, setting: Setting) -> Iterator[tuple[str, Any]]:

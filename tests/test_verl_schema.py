@@ -169,7 +169,7 @@ def test_a_composed_configuration_is_kept_until_a_file_of_it_changes(tmp_path, m
     monkeypatch.setattr(verl_schema, "_composed", lambda *given: made.append(given) or composed(*given))
 
     def read():
-        verl_schema._read.cache_clear()  # as another process
+        verl_schema._pickled.cache_clear()  # as another process
         return verl_schema.defaults(schema, "megatron")
 
     try:
@@ -190,9 +190,15 @@ def test_a_composed_configuration_is_kept_until_a_file_of_it_changes(tmp_path, m
         assert read() == first
         assert len(made) == 2
 
+        [kept] = (verl_schema.cache().parent / "composed").iterdir()
+        assert kept.stat().st_mode & 0o077 == 0
+        kept.chmod(0o664)  # others may have written it: not run
+        assert read() == first
+        assert len(made) == 3
+
         changed = schema.directory / "ppo_trainer.yaml"
         changed.write_text(changed.read_text().replace("total_epochs: 30", "total_epochs: 31"))
         assert read().trainer.total_epochs == 31
-        assert len(made) == 3
+        assert len(made) == 4
     finally:
-        verl_schema._read.cache_clear()
+        verl_schema._pickled.cache_clear()
