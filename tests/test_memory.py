@@ -140,11 +140,11 @@ def test_what_latent_attention_keeps_of_a_token():
     )
 
 
-def test_gradients_of_a_layer_are_those_where_its_backward_pass_begins():
+def test_the_fullest_moment_of_a_layer_is_where_its_backward_pass_begins_or_where_experts_return():
     assert memory.layer_gradients(small(), 10) == 10 * 2 * (2 * 64 + 2 * 128)
     assert memory.layer_gradients(small(), 10, tensor=2, sequence=True) == 10 * (2 * 64 + 2 * 128)
     experts = {"experts": 8, "experts_per_token": 2}
-    assert memory.layer_gradients(small(**experts, expert_ffn=32), 10, moe=True) == 10 * 2 * (2 * 64 + 2 * (64 + 32))
+    assert memory.layer_gradients(small(**experts, expert_ffn=32), 10, moe=True) == 10 * 2 * (64 + 2 * 3 * 64)
     assert memory.layer_gradients(small(**experts, expert_ffn=96), 10, moe=True) == 10 * 2 * (2 * 64 + 2 * 2 * 96)
 
 

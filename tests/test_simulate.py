@@ -56,7 +56,7 @@ def test_bars_never_add_training_to_generation(tmp_path):
         (found.training.fullest.update, found.training.rollout)
     )
     words = bars.describe(found)
-    assert words.startswith("training: 16.0 GB (weights 4.7")
+    assert words.startswith("training: 16.1 GB (weights 4.7")
     assert "device: 64 GB" in words
     for theme in ("light", "dark"):
         for suffix in (".png", ".svg"):

@@ -27,6 +27,8 @@ from torch.utils._pytree import tree_leaves
 
 from recipes.cpu import simulate
 
+ROWS = 4  # that a stand-in for a kernel computes at a time: of 128 and more, so that its temporaries are small
+
 
 class Kept:
     """Bytes that autograd holds, now and at most: use `hooks()` around forward and backward."""
@@ -98,20 +100,26 @@ class Alive(TorchDispatchMode):
 
 
 class FusedNorm(torch.autograd.Function):
-    """RMSNorm that keeps its input and the reciprocal root mean square of each row."""
+    """RMSNorm that keeps its input and the reciprocal root mean square of each row, and has no temporaries."""
 
     @staticmethod
     def forward(ctx, x, weight, eps):
-        scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+        out, scale = torch.empty_like(x), torch.empty(*x.shape[:-1], 1)
+        for some, s, into in _by_rows(x, scale, out):
+            s[:] = torch.rsqrt(some.float().square().mean(-1, keepdim=True) + eps)
+            into[:] = (some.float() * s).to(x.dtype) * weight
         ctx.save_for_backward(x, weight, scale)
-        return (x.float() * scale).to(x.dtype) * weight
+        return out
 
     @staticmethod
     def backward(ctx, gradient):
         x, weight, scale = ctx.saved_tensors
-        normal, inner = x.float() * scale, gradient.float() * weight.float()
-        back = scale * (inner - normal * (inner * normal).mean(-1, keepdim=True))
-        return back.to(x.dtype), (gradient.float() * normal).flatten(0, -2).sum(0).to(weight.dtype), None
+        back, back_weight = torch.empty_like(x), torch.zeros(x.shape[-1])
+        for some, s, g, into in _by_rows(x, scale, gradient, back):
+            normal, inner = some.float() * s, g.float() * weight.float()
+            into[:] = s * (inner - normal * (inner * normal).mean(-1, keepdim=True))
+            back_weight += (g.float() * normal).sum(0)
+        return back, back_weight.to(weight.dtype), None
 
 
 class FusedSparseAttention(torch.autograd.Function):
@@ -143,17 +151,88 @@ def _attention(query, key, value, scale: float):
     return out.permute(2, 0, 1, 3).reshape(*query.shape[:2], -1)
 
 
-def swiglu_back(gradient, gate_and_up):
-    """SwiGLU's gradient, a row at a time: Megatron's function, in torch's operators, has temporaries no kernel has."""
-    out = torch.empty_like(gate_and_up)
-    width = gradient.shape[-1]
-    rows = (out.view(-1, 2 * width), gradient.reshape(-1, width), gate_and_up.reshape(-1, 2 * width))
-    for back, g, y in zip(*rows, strict=True):
-        gate, up = y.float().chunk(2)
-        sigmoid = gate.sigmoid()
-        back[:width] = g * up * sigmoid * (1 + gate * (1 - sigmoid))
-        back[width:] = g * gate * sigmoid
+def indexer_loss(q, weights, k, query, key, topk, *unused):
+    """A fused indexer: which places are chosen ([batch, tokens, topk]), and its loss, with no scores of all places.
+
+    The first `topk` are, whatever the scores: a test has as many places as are chosen.
+    """
+    tokens, batch = q.shape[:2]
+    return torch.arange(topk).expand(batch, tokens, topk).contiguous(), q.new_zeros(())
+
+
+def indexer_loss_back(q, weights, k, *unused):
+    """The gradients of a fused indexer's inputs: their shapes, not their values."""
+    return torch.zeros_like(q), torch.zeros_like(weights), torch.zeros_like(k)
+
+
+class GroupedMatmul(torch.autograd.Function):
+    """One product for all experts of a rank, rows of each after the other's; keeps its input, and has no temporaries.
+
+    What moe_grouped_gemm asks for, on Ascend too. Megatron's own module without it computes an expert at a time and
+    then copies all results into one, so that for a moment all are there twice. The gradients of the weights are left
+    out: with gradient_accumulation_fusion they are added where Megatron's buffer is, which nobody measures here.
+    """
+
+    @staticmethod
+    def forward(ctx, rows, counts, *weights):
+        out = rows.new_empty(rows.shape[0], weights[0].shape[0])
+        for some, into, weight in zip(rows.split(counts), out.split(counts), weights, strict=True):
+            torch.mm(some, weight.t(), out=into)
+        ctx.save_for_backward(rows, *weights)
+        ctx.counts = counts
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        rows, *weights = ctx.saved_tensors
+        back = torch.empty_like(rows)
+        for some, into, weight in zip(gradient.split(ctx.counts), back.split(ctx.counts), weights, strict=True):
+            torch.mm(some, weight, out=into)
+        return back, None, *(None for _ in weights)
+
+
+def grouped_experts(self, rows, counts, probs):
+    """Megatron-Core's experts of a rank with grouped products: rows [n, h], `counts` of each expert, probs [n]."""
+    from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
+
+    counts = counts.tolist()
+    inner = GroupedMatmul.apply(rows, counts, *(expert.linear_fc1.weight for expert in self.local_experts))
+    inner = weighted_bias_swiglu_impl(inner, None, probs.unsqueeze(-1))
+    return GroupedMatmul.apply(inner, counts, *(expert.linear_fc2.weight for expert in self.local_experts)), None
+
+
+def swiglu(gate_and_up, weights=None):
+    """SwiGLU, few rows at a time: Megatron's functions, in torch's operators, have temporaries no kernel has.
+
+    `weights`: what each row is multiplied with, a router's probabilities.
+    """
+    out = gate_and_up.new_empty(*gate_and_up.shape[:-1], gate_and_up.shape[-1] // 2)
+    for into, y, weight in _by_rows(out, gate_and_up, _of_rows(weights, out)):
+        gate, up = y.float().chunk(2, -1)
+        into[:] = torch.nn.functional.silu(gate) * up * weight
     return out
+
+
+def swiglu_back(gradient, gate_and_up, weights=None):
+    """The gradient of `swiglu`: of gate and up, and of the rows' weights where there are any."""
+    back, given = torch.empty_like(gate_and_up), _of_rows(weights, gradient)
+    back_weights = torch.empty_like(given)
+    for into, g, y, weight, of_weight in _by_rows(back, gradient, gate_and_up, given, back_weights):
+        gate, up = y.float().chunk(2, -1)
+        sigmoid = gate.sigmoid()
+        into[:] = torch.cat((g * weight * up * sigmoid * (1 + gate * (1 - sigmoid)), g * weight * gate * sigmoid), -1)
+        of_weight[:] = (g * gate * sigmoid * up).sum(-1, keepdim=True)
+    return back if weights is None else (back, back_weights.view_as(weights))
+
+
+def _of_rows(weights, like):
+    """One number a row of `like`, [..., 1]; ones where there are none."""
+    return like.new_ones(()).expand(*like.shape[:-1], 1) if weights is None else weights
+
+
+def _by_rows(*tensors) -> Iterator[tuple]:
+    """Tensors of as many rows each, ROWS of them at a time; what is written there is written to the tensor."""
+    return zip(*(t.reshape(-1, t.shape[-1]).split(ROWS) for t in tensors), strict=True)
 
 
 @contextmanager
@@ -162,6 +241,7 @@ def fused_kernels() -> Iterator[None]:
     from megatron.core.fusions import fused_bias_swiglu
     from megatron.core.transformer.dot_product_attention import DotProductAttention
     from megatron.core.transformer.experimental_attention_variant import dsa
+    from megatron.core.transformer.moe.experts import SequentialMLP
 
     def norm(self, x):
         return FusedNorm.apply(x, self.weight, self.eps or 1e-6)
@@ -174,7 +254,13 @@ def fused_kernels() -> Iterator[None]:
             (torch.nn.RMSNorm, "forward", norm),
             (DotProductAttention, "forward", attention),
             (dsa, "unfused_dsa_fn", FusedSparseAttention.apply),
+            (dsa, "fwd_fused_indexer_loss_naive", indexer_loss),
+            (dsa, "bwd_fused_indexer_loss_naive", indexer_loss_back),
+            (fused_bias_swiglu, "swiglu", swiglu),
+            (fused_bias_swiglu, "weighted_swiglu", swiglu),
             (fused_bias_swiglu, "swiglu_back", swiglu_back),
+            (fused_bias_swiglu, "weighted_swiglu_back", swiglu_back),
+            (SequentialMLP, "forward", grouped_experts),
         ):
             stack.enter_context(mock.patch.object(owner, name, new))
         yield

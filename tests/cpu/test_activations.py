@@ -109,6 +109,10 @@ CASES = {
     "experts": Case(MOE),
     "experts, four layers": Case(wider(MOE, layers=4)),
     "experts, wide": Case(wider(MOE, expert_ffn=160, experts_per_token=4)),
+    "experts, narrow as Qwen3's": Case(wider(MOE, expert_ffn=24, experts_per_token=4)),
+    "experts, narrow as Qwen3's, full recomputation": Case(
+        wider(MOE, expert_ffn=24, experts_per_token=4, layers=4), settings=FULL
+    ),
     "experts, bfloat16": Case(MOE, dtype="bfloat16"),
     "experts, tensor 2, sequence parallel": Case(MOE, tensor=2, sequence=True),
     "experts, full recomputation": Case(wider(MOE, layers=4), settings=FULL),
@@ -135,7 +139,47 @@ report = [activations.measure(told) for told in cases]
 alone = {f"{kind}_model_parallel_size": 1 for kind in ("tensor", "pipeline", "expert")} | {"context_parallel_size": 1}
 with simulate.rank_of(0, 1, alone):
     counted = [activations.measure_loss(64, 4096, **options) for options in losses]
-print("REPORT", json.dumps([report, counted]))
+print("REPORT", json.dumps([report, counted, stand_ins()]))
+"""
+
+# What stands in for a kernel computes what the kernel does: the largest relative difference from torch's operators.
+STAND_INS = """
+import torch
+from megatron.core.fusions.fused_bias_swiglu import WeightedSwiGLUFunction
+from torch.nn.functional import rms_norm, silu
+
+
+def stand_ins():
+    torch.manual_seed(1)
+    x, scale, rows, given = (torch.randn(*shape) for shape in ((10, 2, 8), (8,), (10, 12), (10, 1)))
+    experts = [torch.randn(6, 12) for _ in range(3)]
+    counts = [5, 0, 5]
+
+    def plain_norm(x, weight):
+        return rms_norm(x, (8,), weight, 1e-6)
+
+    def plain_swiglu(rows, given):
+        gate, up = rows.chunk(2, -1)
+        return silu(gate) * up * given
+
+    def one_after_the_other(rows):
+        return torch.cat([some @ weight.t() for some, weight in zip(rows.split(counts), experts)])
+
+    with activations.fused_kernels():
+        return {
+            "norm": apart(lambda *a: activations.FusedNorm.apply(*a, 1e-6), plain_norm, x, scale),
+            "swiglu": apart(lambda *a: WeightedSwiGLUFunction.apply(*a, False), plain_swiglu, rows, given),
+            "experts": apart(lambda r: activations.GroupedMatmul.apply(r, counts, *experts), one_after_the_other, rows),
+        }
+
+
+def apart(one, other, *inputs):
+    found = []
+    for function in (one, other):
+        given = [tensor.clone().requires_grad_() for tensor in inputs]
+        out = function(*given)
+        found.append([out, *torch.autograd.grad(out.square().sum(), given)])
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*found, strict=True))
 """
 
 
@@ -143,11 +187,11 @@ print("REPORT", json.dumps([report, counted]))
 def measured(child):
     """One process for all: importing Megatron takes longer than everything else here."""
     asked = [[case.told() for case in CASES.values()], [options for _, options in LOSSES.values()]]
-    result = child("-W", "ignore", "-c", IN_ONE_PROCESS, json.dumps(asked), timeout=500)
+    result = child("-W", "ignore", "-c", STAND_INS + IN_ONE_PROCESS, json.dumps(asked), timeout=500)
     assert result.returncode == 0, result.stderr[-3000:]
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("REPORT"))
-    cases, losses = json.loads(line.removeprefix("REPORT"))
-    return dict(zip(CASES, cases, strict=True)), dict(zip(LOSSES, losses, strict=True))
+    cases, losses, stand_ins = json.loads(line.removeprefix("REPORT"))
+    return dict(zip(CASES, cases, strict=True)), dict(zip(LOSSES, losses, strict=True)), stand_ins
 
 
 @pytest.mark.parametrize("name", [name for name, c in CASES.items() if c.fused and c.settings is not FULL])
@@ -163,9 +207,8 @@ def test_a_layer_more_costs_what_the_formula_says_to_the_byte(measured):
         assert more == Case(long).kept() - Case(short).kept()
 
 
-@pytest.mark.parametrize("name", [name for name, c in CASES.items() if c.fused and not c.model.index_heads])
+@pytest.mark.parametrize("name", [name for name, c in CASES.items() if c.fused])
 def test_the_fullest_moment_is_what_the_formula_says(measured, name):
-    """Not of sparse attention: what stands in for its kernel computes its gradient in torch's operators."""
     found = measured[0][name]["most"]
     assert CASES[name].moment() == pytest.approx(found, rel=memory.MOMENT_WITHIN)
 
@@ -174,8 +217,9 @@ def test_recomputation_leaves_inputs_and_takes_one_layer_at_a_time(measured):
     for name, whole in (("dense", "dense, four layers"), ("experts", "experts, four layers")):
         found, case = measured[0][f"{name}, full recomputation"], CASES[f"{name}, full recomputation"]
         assert found["kept"] < 0.1 * measured[0][whole]["kept"]
-        layer = max(case.layers(memory.layer_activations))
-        assert found["kept_most"] - found["kept"] == pytest.approx(layer, rel=0.15)
+        # Its input is there already, and input and output of the last norm are gone by then.
+        layer = max(case.layers(memory.layer_activations)) - 3 * case.entry
+        assert found["kept_most"] - found["kept"] == pytest.approx(layer, rel=0.02)
 
 
 def test_nothing_is_left_when_the_backward_pass_is_over(measured):
@@ -185,6 +229,11 @@ def test_nothing_is_left_when_the_backward_pass_is_over(measured):
 def test_without_fused_kernels_a_smoke_run_keeps_far_more(measured):
     """Scores, and what each of torch's operators keeps for itself: the formula is not for it."""
     assert measured[0]["as a smoke run"]["kept"] > 2 * measured[0]["dense"]["kept"]
+
+
+@pytest.mark.parametrize("name", ["norm", "swiglu", "experts"])
+def test_what_stands_in_for_a_kernel_computes_the_same(measured, name):
+    assert measured[2][name] < 1e-5
 
 
 @pytest.mark.parametrize("name", LOSSES)
