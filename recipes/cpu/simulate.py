@@ -79,10 +79,10 @@ def rank_of(rank: int, world: int, engine: dict) -> Iterator[None]:
             return dist.GroupMember.NON_GROUP_MEMBER
         return known(ranks, *arguments, **options)
 
-    known = dist.new_group
+    known = parallel_state.create_group
     _remember_rank_groups(parallel_state)
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
-    dist.new_group = only_our_groups
+    parallel_state.create_group = only_our_groups
     try:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=engine["tensor_model_parallel_size"],
@@ -96,7 +96,7 @@ def rank_of(rank: int, world: int, engine: dict) -> Iterator[None]:
         tensor_parallel.model_parallel_cuda_manual_seed(1)
         yield
     finally:
-        dist.new_group = known
+        parallel_state.create_group = known
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
 
