@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 
 # What Megatron decides when it makes its groups and builds a model, and nothing later.
 MESH = ("layout.world", "layout.expert_world", "layout.heads", "layout.kv_heads", "layout.layers", "layout.experts")
-MESH += ("layout.virtual", "memory.recompute")
-RECIPES = ("cpu/qwen3", "cpu/qwen3_moe", "qwen3/grpo_8b_vllm_a2", "qwen3/gspo_30b_a3b_vllm_a3")
+MESH += ("layout.virtual", "layout.stages", "layout.dsa", "memory.recompute")
+RECIPES = ("cpu/qwen3", "cpu/qwen3_moe", "cpu/glm5_2", "qwen3/grpo_8b_vllm_a2", "qwen3/gspo_30b_a3b_vllm_a3")
 SIZES = (1, 1, 2, 3, 4, 6, 8)
 ENDS = (None, None, None, 1, 2, 3, 6, 10, 12, 18)
 
@@ -69,7 +69,7 @@ layouts = some.fixed_dictionaries(
     {
         "tensor": some.sampled_from(SIZES),
         "pipeline": some.sampled_from(SIZES),
-        "context": some.just(1),  # Megatron's own attention, which a CPU has, refuses more; Ascend's does not
+        "context": some.sampled_from((1, 1, 1, 2, 3, 4)),
         "expert": some.sampled_from(SIZES),
         "expert_tensor": some.sampled_from((None, 1, 2)),
     }
@@ -83,6 +83,44 @@ stages = some.fixed_dictionaries(
         "last_stage_layers": some.sampled_from(ENDS),
     }
 )
+
+
+@some.composite
+def written_layouts(draw, layers: int):
+    """A layout as a string, and settings beside it: right as it is drawn first, and then often made wrong."""
+    chunks = draw(some.integers(1, min(6, layers + 1)))
+    cuts = sorted(draw(some.lists(some.integers(0, layers), min_size=chunks - 1, max_size=chunks - 1)))
+    sizes = [b - a for a, b in zip([0, *cuts], [*cuts, layers], strict=True)]
+    write = draw(some.sampled_from(("t*{}".format, lambda n: "t" * n, lambda n: f"(t)*{n}")))
+    stages = [write(size) if size else "" for size in sizes]
+    stages[0], stages[-1] = "E" + stages[0], stages[-1] + "L"
+    which = draw(some.integers(0, chunks - 1))
+    spoiled = {
+        "E again": lambda: stages.__setitem__(which, stages[which] + "E"),
+        "L again": lambda: stages.__setitem__(which, "L" + stages[which]),
+        "no E": lambda: stages.__setitem__(0, stages[0].removeprefix("E")),
+        "no L": lambda: stages.__setitem__(-1, stages[-1].removesuffix("L")),
+        "a layer more": lambda: stages.__setitem__(
+            which, stages[which].replace("L", "") + "t" + "L" * ("L" in stages[which])
+        ),
+        "MTP": lambda: stages.__setitem__(-1, stages[-1].replace("L", "mL")),
+        "MTP first": lambda: stages.__setitem__(0, stages[0].replace("E", "Em")),
+        "a letter": lambda: stages.__setitem__(which, stages[which] + "x"),
+        "a stage more": lambda: stages.insert(1, "") if len(stages) > 1 else None,
+        "commas": lambda: stages.__setitem__(which, "," + stages[which] + ","),
+    }
+    for name in draw(some.lists(some.sampled_from(sorted(spoiled)), max_size=1)):
+        spoiled[name]()
+    pipeline = draw(some.sampled_from((1, len(stages), len(stages), max(1, len(stages) // 2), 2)))
+    virtual = len(stages) // pipeline
+    return {
+        "pipeline_layout": "|".join(stages),
+        "pipeline": pipeline,
+        "virtual_pipeline": draw(some.sampled_from((None, virtual if virtual > 1 else None, 2))),
+        "first_stage_layers": draw(some.sampled_from((None, None, None, None, 1))),
+    }
+
+
 recomputed = some.sampled_from(
     [
         {},
@@ -120,6 +158,14 @@ def test_preflight_and_megatron_agree_on_stages_of_all_kinds_and_on_recomputatio
     compare(megatron, subjects[name], parallel.pipeline, parallel, Memory(**memory))
 
 
+@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=some.data(), name=some.sampled_from(("cpu/qwen3", "cpu/qwen3_moe", "cpu/glm5_2", "qwen3/grpo_8b_vllm_a2")))
+def test_preflight_and_megatron_agree_on_stages_written_out(megatron, subjects, data, name):
+    layout = data.draw(written_layouts(subjects[name][0].model.layers))
+    parallel = Parallel(**layout, sequence=False)
+    compare(megatron, subjects[name], parallel.pipeline, parallel, Memory())
+
+
 def compare(megatron, known, world: int, parallel: Parallel, memory: Memory) -> None:
     """Ask both about a layout on `world` devices, and assert that they agree."""
     subject, told = known
@@ -138,6 +184,7 @@ def compare(megatron, known, world: int, parallel: Parallel, memory: Memory) -> 
     }
     override = {k: v for k, v in engine["override_transformer_config"].items() if not k.startswith("context_parallel")}
     override |= {
+        "pipeline_model_parallel_layout": parallel.pipeline_layout,
         "num_layers_in_first_pipeline_stage": parallel.first_stage_layers,
         "num_layers_in_last_pipeline_stage": parallel.last_stage_layers,
         "recompute_granularity": memory.recompute,

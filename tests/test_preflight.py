@@ -233,6 +233,27 @@ def test_stages_of_their_own_size_are_judged_with_those_between_them(overrides, 
     assert all(remedy in f.remedy for f in errors)
 
 
+@pytest.mark.parametrize(
+    ("layout", "trained", "remedy"),
+    [
+        ("EE|t*2L", False, "Write each once"),
+        ("E|t*2", False, "Write each once"),
+        ("E|t*2mL", False, "Write no m."),
+        ("E|t*2mL", True, ""),
+        ("E|t*2L", True, "Write m."),
+        ("E|tmtL", True, "before the L"),
+        ("Ettm|||L", True, "before the L"),  # in the first virtual stage of a rank
+        ("Et||tm|L", True, ""),
+        ("E|t*2L", False, ""),
+    ],
+)
+def test_a_layout_places_embedding_loss_and_the_trained_mtp_layers_once(layout, trained, remedy):
+    keys = ["devices=2", "parallel.pipeline=2", f"parallel.pipeline_layout='{layout}'"]
+    keys += ["verl.actor_rollout_ref.model.mtp.enable=true"] * trained
+    said = [f.remedy for f in found("cpu/glm5_2", keys) if f.rule == "layout.stages"]
+    assert [remedy in each for each in said] == [True] * bool(remedy)
+
+
 @pytest.mark.parametrize("rule", FAULTS)
 def test_a_seeded_fault_is_found_with_its_remedy_and_the_remedied_recipe_passes(rule):
     name, broken, remedy, mended = FAULTS[rule]

@@ -194,8 +194,12 @@ def stages_hold_the_model(s: Subject):
         return
     if p.first_stage_layers or p.last_stage_layers:
         yield key, "a layout and the layers of the first or last stage exclude each other.", "Keep one of them."
-    if not (stages[0].startswith("E") and stages[-1].endswith("L")):
-        yield key, "it must start with E, the embedding, and end with L, the loss.", "Add them."
+    text = "".join(stages)
+    if not (text.startswith("E") and text.endswith("L") and text.count("E") == text.count("L") == 1):
+        yield key, "it must start with the one E, the embedding, and end with the one L, the loss.", "Write each once."
+    wrong = _mtp_out_of_place(s, stages)
+    if wrong:
+        yield key, *wrong
     if len(stages) % p.pipeline:
         yield (
             {**key, "parallel.pipeline": p.pipeline},
@@ -205,6 +209,22 @@ def stages_hold_the_model(s: Subject):
     layers = sum(stage.count("t") for stage in stages)
     if layers != s.model.layers:
         yield key, f"it places {layers} layers, and {s.model.name} has {s.model.layers}.", "Place all of them once."
+
+
+def _mtp_out_of_place(s: Subject, stages: list[str]) -> tuple[str, str] | None:
+    """What is wrong with the MTP layers of a layout, and the remedy: as validate_layer_layout refuses them."""
+    trained, text = (s.model.mtp_layers if trains_mtp(s) else 0), "".join(stages)
+    if text.count("m") != trained:
+        why = "none is trained" if not trained else f"{s.model.name} trains {trained}"
+        return f"it places MTP layers (m) {text.count('m')} times, and {why}.", f"Write {'m' * trained or 'no m'}."
+    with_them = [number for number, stage in enumerate(stages) if "m" in stage]
+    late = not with_them or with_them[-1] >= len(stages) - s.recipe.parallel.pipeline
+    if len(with_them) > 1 or not late or "t" in text.partition("m")[2]:
+        return (
+            "its MTP layers must follow all others, in one stage, among the last virtual stages of the ranks.",
+            "Write them before the L.",
+        )
+    return None
 
 
 @rule(
@@ -260,9 +280,13 @@ def strict_would_not_be_whole(s: Subject):
         )
 
 
+def trains_mtp(s: Subject) -> bool:
+    """Whether verl is told to train the MTP layers; it takes them off the model otherwise."""
+    return str(dict(verbatim(s)).get("actor_rollout_ref.model.mtp.enable", False)).lower() == "true"
+
+
 def _strict_without_mtp(s: Subject) -> bool:
-    trained = dict(verbatim(s)).get("actor_rollout_ref.model.mtp.enable", False)
-    return s.model.mtp_layers > 0 and s.recipe.checkpoint.strict is not False and str(trained).lower() != "true"
+    return s.model.mtp_layers > 0 and s.recipe.checkpoint.strict is not False and not trains_mtp(s)
 
 
 def _exports(s: Subject) -> bool:

@@ -9,7 +9,7 @@ from recipes import pipeline
 from recipes.command import external_modules
 from recipes.errors import RecipeError
 from recipes.finding import divisors
-from recipes.preflight.engines import ADAPTOR, verbatim
+from recipes.preflight.engines import ADAPTOR, trains_mtp, verbatim
 from recipes.preflight.rules import Subject, rule
 
 TRANSFORMER = "Megatron-Core 0.18, TransformerConfig.__post_init__"
@@ -255,10 +255,9 @@ def replay_needs_a_router(s: Subject):
 
 @rule("model.mtp", noticed=MODEL_BUILD, source="verl 0.9.1, check_mtp_config")
 def model_has_the_mtp_layer(s: Subject):
-    enabled = dict(verbatim(s)).get("actor_rollout_ref.model.mtp.enable")
-    if str(enabled).lower() == "true" and not s.model.mtp_layers:
+    if trains_mtp(s) and not s.model.mtp_layers:
         yield (
-            {"actor_rollout_ref.model.mtp.enable": enabled},
+            {"actor_rollout_ref.model.mtp.enable": True},
             f"{s.model.name} has no MTP layer.",
             "Leave it out, or choose a model that has one.",
         )

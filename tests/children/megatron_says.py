@@ -16,9 +16,26 @@ def main() -> None:
     import verl  # noqa: F401
 
     torch.cuda.current_device = lambda: torch.device("meta")
+    take_context_parallelism()
     for line in sys.stdin:
         told = json.loads(line)
         print(json.dumps({"refused": refused(told)}), file=answers, flush=True)
+
+
+def take_context_parallelism() -> None:
+    """Megatron's own attention refuses what TransformerEngine's, which devices have and a CPU has not, takes."""
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    build = DotProductAttention.__init__
+
+    def built(self, config, *arguments, **options):
+        context, config.context_parallel_size = config.context_parallel_size, 1
+        try:
+            build(self, config, *arguments, **options)
+        finally:
+            config.context_parallel_size = context
+
+    DotProductAttention.__init__ = built
 
 
 def refused(told: dict) -> str | None:
