@@ -239,6 +239,8 @@ def _item(file: BatchFile, entry: Entry, book: Path, point: Sequence[tuple[str, 
         overrides.insert(0, f"launch={where}")
     if file.on_disconnect:
         overrides.append(f"supervision.on_disconnect={file.on_disconnect}")
+    thresholds = (*file.thresholds, *entry.thresholds)
+    verdict.thresholds(thresholds, "thresholds:")
     given = {
         "recipe": entry.recipe,
         "target": entry.target,
@@ -251,8 +253,9 @@ def _item(file: BatchFile, entry: Entry, book: Path, point: Sequence[tuple[str, 
     stem = _folder_name(entry.name or entry.recipe.removesuffix(".yaml"))
     name = "_".join([stem, *(f"{key.rpartition('.')[2]}-{_folder_name(text)}" for key, text in point)])
     mark = fingerprint(plan.composed.name, plan.command, NOWHERE)
-    thresholds = (*file.thresholds, *entry.thresholds)
-    verdict.thresholds(thresholds)
+    if thresholds:  # for the notebook's own verdict; the recipe's stay, and what is said later holds
+        limits = [*plan.composed.recipe.supervision.thresholds, *thresholds]
+        given["overrides"] = [*overrides, f"supervision.thresholds=[{','.join(limits)}]"]
     return Item(name[:180], book, given, tuple(point), plan, mark, thresholds)
 
 

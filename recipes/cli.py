@@ -129,6 +129,10 @@ def check(
 
     python = python or training_python()
     composed = params.compose(name, overrides)
+    if composed.recipe.supervision.thresholds:
+        from recipes import verdict  # which takes a fifth of the time of a check
+
+        verdict.thresholds(composed.recipe.supervision.thresholds, "supervision.thresholds")
     compose_verl(build(composed, python=python), composed)
     found = preflight.check(composed, python=python, here=here)
     if as_json:
@@ -179,7 +183,7 @@ def run(
 
     Exit code 0 when the training ended by itself and what it exported is whole; `recipes judge` answers for the rest.
     """
-    from recipes import notebook, params, preflight
+    from recipes import notebook, params, preflight, verdict
     from recipes.command import build, training_python
     from recipes.run import launch, resume
     from recipes.run.directory import default_path, open_run
@@ -199,6 +203,7 @@ def run(
         place = run_dir or default_path(params.home() / "runs", name.removesuffix(".yaml").split("/params/")[-1])
         composed = params.compose(name, overrides, run_dir=str(place.absolute()))
         command = build(composed, python=python)
+    verdict.thresholds(composed.recipe.supervision.thresholds, "supervision.thresholds")
     if dry_run:
         for variable, text in command.environment.items():
             click.echo(f"{variable}={shlex.quote(text)}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from recipes import page
 from recipes.metrics import Metrics
 from recipes.metrics.plain import Curves
-from recipes.verdict import ORDER, RULES, STOPPABLE, Told
+from recipes.verdict import ORDER, RULES, STOPPABLE, Thresholds, Told
 from recipes.verdict.rules import Subject, apply
 
 
@@ -28,9 +28,9 @@ class Light:
 WORDS = {"fail": "FAILS", "warn": "warns", "pass": "fine", "info": "fine", "wait": "waits"}
 
 
-def lights(metrics: Metrics, told: Told | None = None) -> list[Light]:
+def lights(metrics: Metrics, told: Told | None = None, limits: Thresholds | None = None) -> list[Light]:
     """The rules of `supervision.stop_on` on what there is, the worst finding of each. `told` is what verl.yaml says."""
-    subject = Subject(Curves.of(metrics), told=told or Told(), live=True)
+    subject = Subject(Curves.of(metrics), told=told or Told(), limits=limits or Thresholds(), live=True)
     found = []
     for name in STOPPABLE:
         judged = [j for j in apply(RULES[name], subject) if j.sentence != "there is nothing to judge"]

@@ -100,6 +100,7 @@ def resolve(namespace: Mapping[str, Any]) -> Plan:
     short = {key: given[key] for key in SHORT_NAMES}
     run_dir = Path(given["run_dir"] or default_path(params.home() / "runs", name)).absolute()
     composed = params.compose(name, overrides, short, run_dir=str(run_dir))
+    verdict.thresholds(composed.recipe.supervision.thresholds, "supervision.thresholds")
     target, rehearsal = given["target"] or "npu", None
     if target not in ("npu", "cpu"):
         raise RecipeError(f"target={target!r} must be npu (the recipe itself) or cpu (a rehearsal on this machine).")
@@ -267,7 +268,7 @@ def watch(run: Run | str | Path) -> None:
             if moment.ended or time.monotonic() - drawn > max(2.0, cost / DRAWING_SHARE):
                 drawn, busy = time.monotonic(), time.thread_time()
                 try:
-                    images, health = _draw(moment), lights.lights(moment.metrics, told)
+                    images, health = _draw(moment), lights.lights(moment.metrics, told, limits_of(moment.state))
                 except Exception as fault:  # noqa: BLE001  a picture must not end a training
                     if str(fault) != trouble:
                         trouble = str(fault)
@@ -281,7 +282,7 @@ def watch(run: Run | str | Path) -> None:
             raise RunEnded("The kernel ends and the run goes on: on_disconnect is continue.") from None
         state = runs.stop(run)
         moment = live.look(run)
-        health = lights.lights(moment.metrics, told)
+        health = lights.lights(moment.metrics, told, limits_of(moment.state))
         bundle = {
             "text/html": _moment_html(moment, _draw(moment), health),
             "text/plain": _moment_text(moment, health),
@@ -321,8 +322,9 @@ def judge(
 ) -> Judged:
     """Judge a run, write verdict.json, and show the judgements. A file of metrics or a log is judged without a run.
 
-    `thresholds` are texts such as `grad_factor=20`; `baseline` is a file, in place of the one that fits the run;
-    `deterministic` asks for trainer and rollout that agree but for rounding, as a recipe with full_determinism does.
+    `thresholds` are texts such as `grad_factor=20`, on top of the recipe's supervision.thresholds; `baseline` is a
+    file, in place of the one that fits the run; `deterministic` asks for trainer and rollout that agree but for
+    rounding, as a recipe with full_determinism does.
     Raises RecipeError for an unknown threshold, a baseline that cannot be read, or a path that holds no metrics.
     """
     limits = verdict.thresholds(thresholds)
@@ -336,6 +338,7 @@ def judge(
             verdict.judge(found, None, limits=limits, told=told, logged=logged, baseline=given, unmatched=why)
         )
     run = open_run(run) if not isinstance(run, Run) else run
+    limits = limits_of(read_state(run), thresholds)
     found, exported = verdict_of(run, limits=limits, baseline=given, deterministic=deterministic)
     if exported and (exported.checks or exported.trouble):
         write_json(run.path / exports.CHECKS, exported.to_dict())
@@ -344,6 +347,11 @@ def judge(
     if now != before and (run.path / report.FILE).is_file():  # it must not say another verdict than this one
         report.write([run.path], run.path / report.FILE, light=True)
     return Judged(found)
+
+
+def limits_of(state: Mapping[str, Any], more: Iterable[str] = ()) -> verdict.Thresholds:
+    """Return the limits a run is judged by: the verdict's own, its recipe's (as run.json has them), then `more`."""
+    return verdict.thresholds((*state.get("thresholds", ()), *more))
 
 
 def verdict_of(
@@ -365,7 +373,7 @@ def verdict_of(
         moment.metrics,
         moment.state,
         exported,
-        limits=limits,
+        limits=limits or limits_of(moment.state),
         told=dataclasses.replace(told, deterministic=told.deterministic or deterministic),
         logged=[line for number in run.attempts for line in verdict.logged(run.log(number))],
         baseline=baseline,

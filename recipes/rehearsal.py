@@ -69,6 +69,7 @@ KEPT = (
     "memory.recompute_layers",
     "transformer.moe_router_dtype",
     "transformer.dsa_indexer_loss_coeff",
+    "supervision.thresholds",
 )
 
 # Set by the stand-in, with the reason. A prefix stands for all keys below it.

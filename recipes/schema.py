@@ -261,6 +261,9 @@ class Supervision:
         "rules of the verdict that end the run as soon as one of them fails, such as [NAN, MISMATCH]",
         choices=STOP_ON,
     )
+    thresholds: list[str] = item(
+        [], "limits of the verdict for this recipe (NAME=VALUE, see `recipes judge --rules`); a list replaces the list"
+    )
 
 
 @dataclass

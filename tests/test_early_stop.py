@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes import params, schema, verdict
+from recipes import notebook, params, schema, verdict
 from recipes.command import build
 from recipes.errors import RecipeError
 from recipes.run import launch, processes
@@ -29,8 +29,9 @@ def start(tmp_path):
     """Starts the stand-in trainer with `stop_on` and numbers that each step logs; ends what is left."""
     runs = []
 
-    def begin(stop_on: str, numbers: dict, step: float):
-        composed = params.compose("quickstart/grpo", [f"supervision.stop_on={stop_on}"], run_dir=str(tmp_path / "run"))
+    def begin(stop_on: str, numbers: dict, step: float, *more: str):
+        changes = [f"supervision.stop_on={stop_on}", *more]
+        composed = params.compose("quickstart/grpo", changes, run_dir=str(tmp_path / "run"))
         command = build(composed)
         told = {"PYTHONPATH": str(CHILDREN), "TRAINER": "train", "TRAINER_DATA": json.dumps(numbers)}
         told["TRAINER_STEP_SECONDS"] = str(step)
@@ -53,6 +54,23 @@ def test_a_rule_that_fails_ends_the_run_and_is_its_cause(start):
     assert "at step 2" in state["cause"]
     assert len(run.metrics().read_text().splitlines()) < 30
     assert processes.of_run(state["id"]) == []
+
+
+def test_the_recipe_s_own_thresholds_decide_when_a_rule_fails_and_what_the_verdict_says(start):
+    flat = FLAT | {"critic/rewards/min": 0.0, "critic/rewards/max": 0.0}
+    run = start("NO SIGNAL", flat, 0.2, "supervision.thresholds=[no_signal_steps=4, minimum_steps=3]")
+    state = launch.wait(run, timeout=40)
+    assert "NO SIGNAL: all advantages are 0 for 4 steps" in state["cause"]
+    assert notebook.judge(run).verdict.thresholds.changed() == {"no_signal_steps": 4, "minimum_steps": 3}
+    again = notebook.judge(run, thresholds=["minimum_steps=7"]).verdict.thresholds.changed()
+    assert again == {"no_signal_steps": 4, "minimum_steps": 7}
+
+
+def test_a_threshold_nobody_knows_is_refused_before_anything_starts(tmp_path):
+    given = {"recipe": "quickstart/grpo", "overrides": ["supervision.thresholds=[no_signal=4]"]}
+    with pytest.raises(RecipeError, match=r"supervision.thresholds 'no_signal=4'.*did you mean no_signal_steps"):
+        notebook.resolve(given | {"run_dir": str(tmp_path / "run")})
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_rule_that_was_not_asked_for_ends_nothing(start):

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import nbformat
 import pytest
+from safetensors.torch import load_file
 
 from recipes import export, params
 from recipes.command import build
@@ -67,8 +68,19 @@ def test_a_batch_trains_each_recipe_by_papermill_draws_judges_and_records(work, 
         (watched,) = [cell.outputs for cell in cells if cell.source == "notebook.watch(run)"]
         assert len(watched) == 1  # one output, redrawn in place
         assert "step 4 of 4" in watched[0]["data"]["text/plain"]
+        (told,) = [cell.outputs for cell in cells if cell.source == "notebook.judge(run)"]
+        assert "The run may be believed." in told[0]["data"]["text/plain"]  # by the batch's own thresholds
         assert (run.path / "notebook.ipynb").stat().st_size < 2_000_000
-    assert judged["EXPORT"] == "pass"  # of GLM, without the MTP layer that is not trained
+
+    # GLM's export, the last of them: everything but the MTP layer, which is not trained. checkpoint.strict is false.
+    assert judged["EXPORT"] == "pass"
+    source, exported = work / "cpu" / "glm5_2", run.path / "checkpoints" / "global_step_4"
+    before, written = (
+        {n: w for f in place.rglob("*.safetensors") for n, w in load_file(f).items()} for place in (source, exported)
+    )
+    assert before.keys() - written.keys() == {name for name in before if name.startswith("model.layers.2.")}
+    assert written.keys() <= before.keys()
+    assert not written["lm_head.weight"].float().equal(before["lm_head.weight"])  # it was trained
 
     run = place / "cpu-qwen3"
     launched = json.loads(open_run(run).command_file.read_text())

@@ -108,6 +108,7 @@ def terms(
             },
         },
         "stop_on": list(watch.stop_on),
+        "thresholds": list(watch.thresholds),
         "waived": sorted(waived),
     }
 

@@ -219,6 +219,7 @@ class Supervisor:
         if not rules:
             return None
         words = ["-m", "recipes.verdict.early", str(self.run.metrics(self.number)), *rules]
+        words += [f"--threshold={text}" for text in self.state.get("thresholds") or ()]
         try:
             return subprocess.Popen(
                 [sys.executable, *words],

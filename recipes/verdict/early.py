@@ -17,6 +17,7 @@ from pathlib import Path
 
 from recipes.metrics.plain import Curves
 from recipes.verdict.rules import RULES, Judgement, Subject, apply
+from recipes.verdict.thresholds import Thresholds, thresholds
 
 FAILED = 3
 # Seconds between looks at the file; a look at an unchanged one costs a stat.
@@ -26,8 +27,8 @@ LOOK = 1.0
 class Watch:
     """Reads new lines of a metrics file and judges them by some rules."""
 
-    def __init__(self, path: Path, names: Iterable[str]) -> None:
-        self.path, self.rules = path, [RULES[name] for name in names]
+    def __init__(self, path: Path, names: Iterable[str], limits: Thresholds | None = None) -> None:
+        self.path, self.rules, self.limits = path, [RULES[name] for name in names], limits or Thresholds()
         self._start_over()
 
     def _start_over(self) -> None:
@@ -65,7 +66,7 @@ class Watch:
         return True
 
     def _judge(self) -> Judgement | None:
-        subject = Subject(self.curves, live=True)
+        subject = Subject(self.curves, limits=self.limits, live=True)
         found = [j for one in self.rules for j in apply(one, subject) if j.outcome == "fail"]
         return found[0] if found else None
 
@@ -75,8 +76,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Watch a run; exit code 3 when a rule fails.")
     parser.add_argument("metrics", type=Path)
     parser.add_argument("rules", nargs="+", choices=list(RULES))
+    parser.add_argument("--threshold", action="append", default=[], metavar="NAME=VALUE")
     given = parser.parse_args()
-    watch, parent = Watch(given.metrics, given.rules), os.getppid()
+    watch, parent = Watch(given.metrics, given.rules, thresholds(given.threshold)), os.getppid()
     while os.getppid() == parent:
         if found := watch.look():
             print(f"{found.rule}: {found.sentence}, at step {found.step}", flush=True)

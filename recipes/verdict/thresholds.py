@@ -87,24 +87,27 @@ class Thresholds:
         return {n: v for n, v in dataclasses.asdict(self).items() if v != getattr(Thresholds(), n)}
 
 
-def thresholds(texts: Iterable[str]) -> Thresholds:
-    """Thresholds with some set by `NAME=VALUE`. Raises RecipeError for an unknown name or no number of 0 or more."""
+def thresholds(texts: Iterable[str], key: str = "--threshold") -> Thresholds:
+    """Thresholds with some set by `NAME=VALUE`. Raises RecipeError for an unknown name or no number of 0 or more.
+
+    `key` is where the texts were given, for that sentence.
+    """
     known = {f.name: f for f in dataclasses.fields(Thresholds)}
     given: dict[str, float] = {}
     for text in texts:
         name, _, value = text.partition("=")
         name = name.strip()
         if name not in known:
-            raise RecipeError(f"--threshold {text!r}: there is no threshold {name!r}{nearest(name, known)}.")
+            raise RecipeError(f"{key} {text!r}: there is no threshold {name!r}{nearest(name, known)}.")
         try:
             number = float(value)
         except ValueError:
             number = math.nan
         if not math.isfinite(number) or number < 0:
-            raise RecipeError(f"--threshold {text!r}: {name} must be a number of 0 or more.")
+            raise RecipeError(f"{key} {text!r}: {name} must be a number of 0 or more.")
         if isinstance(known[name].default, int):
             if not number.is_integer() or number < 1:
-                raise RecipeError(f"--threshold {text!r}: {name} counts steps, so it is a whole number from 1.")
+                raise RecipeError(f"{key} {text!r}: {name} counts steps, so it is a whole number from 1.")
             number = int(number)
         given[name] = number
     return Thresholds(**given)  # type: ignore[arg-type]
