@@ -372,6 +372,17 @@ def test_the_last_exception_of_a_log_is_the_cause(tmp_path):
     assert causes.last_exception(log) == "torch.cuda.OutOfMemoryError: the last one"
 
 
+def test_an_actor_that_raised_as_it_was_made_is_called_by_what_it_raised(tmp_path):
+    log, died = tmp_path / "log", "ray.exceptions.ActorDiedError: The actor died"
+    made = f"{died} because of an error raised in its creation task, ray::WorkerDict.__init__() (pid=1)\n"
+    log.write_text(f'{made}  File "a.py", line 1\nValueError: heads\n(TaskRunner pid=2) {made}')
+    assert causes.last_exception(log) == "ValueError: heads"
+    log.write_text(f"ValueError: of another time\n{died} unexpectedly before finishing this task.\n")
+    assert causes.last_exception(log).startswith(f"{died} unexpectedly")
+    log.write_text(made)
+    assert causes.last_exception(log) == made.strip()
+
+
 def test_an_end_is_put_in_words_whatever_the_signal_and_though_the_directory_is_gone(tmp_path):
     gone = tmp_path / "gone" / "train.log"
     assert causes.in_words(-35, gone) == "killed by signal 35"  # real-time signals have no names

@@ -10,6 +10,9 @@ from pathlib import Path
 
 # Bytes at the end of a log in which the exception that ended a training is looked for.
 WINDOW = 256_000
+# What ray.exceptions.ActorDiedError says of an actor that raised as it was made. One that died otherwise ("The actor
+# died unexpectedly") is a cause of its own.
+IN_CREATION = "error raised in its creation task"
 # A disk with less left than this is full: not even a page of the log fits.
 FULL = 65_536
 
@@ -36,7 +39,11 @@ def signal_name(number: int) -> str:
 
 
 def last_exception(log: Path, window: int = WINDOW) -> str:
-    """Return the last line `SomethingError: words` in the last `window` bytes of a log, or an empty string."""
+    """Return the last line `SomethingError: words` in the last `window` bytes of a log, or an empty string.
+
+    Not one in which Ray says of an actor that it raised, where there is another: what was raised stands in the lines
+    below that one, and the processes of a run write into one log in no order.
+    """
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - window))
@@ -48,7 +55,8 @@ def last_exception(log: Path, window: int = WINDOW) -> str:
     found = re.findall(
         r"^(?:\([^)\n]*\)\s*)?\s*((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b(?::[^\n]*)?)$", text, re.M
     )
-    return found[-1][:500] if found else ""
+    own = [line for line in found if IN_CREATION not in line] or found
+    return own[-1][:500] if own else ""
 
 
 def memory_kills(counters: Path = Path("/proc/vmstat")) -> int:
