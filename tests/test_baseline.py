@@ -7,6 +7,7 @@ import datetime
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -375,3 +376,39 @@ def test_every_run_of_the_npu_nightly_is_compared_with_its_baseline():
         found, why = baseline.find(item.recipe, recipe.stack, recipe.hardware, item.devices)
         assert (changed, why) == ([], "")
         assert found is not None
+
+
+REAL = Path(__file__).parent / "data" / "verdict"
+SEEDS = sorted(REAL.glob("quickstart_seed_*.csv"))
+
+
+def real(path: Path) -> baseline.Sample:
+    """A real training of the quickstart: tests/data/verdict/README.md says how each was made."""
+    seed = int(path.stem.rpartition("_")[2]) if path in SEEDS else 1
+    about = {"run": path.stem, "seed": seed, "commit": "c" * 40, "date": "2026-11-30"}
+    return baseline.Sample(Curves.of(metrics.read(path)), NAME, "cpu", "cpu", 1, about)
+
+
+@pytest.mark.parametrize("left_out", SEEDS, ids=lambda path: path.stem)
+def test_a_real_seed_is_within_the_bands_of_the_others(left_out):
+    """But for what the machine was busy with: two trainings ran at a time, and the last one alone."""
+    made = baseline.make([real(path) for path in SEEDS if path != left_out], today=TODAY)
+    found = {one.key: one for one in made.compare(real(left_out).curves)}
+    assert {"critic/rewards/mean", "actor/entropy", DIFF, "val-core/addition/reward/mean@1"} <= set(found)
+    outside = [str(one) for one in found.values() if one.outcome == "fail" and not one.performance]
+    assert outside == []
+
+
+@pytest.mark.parametrize(
+    ("name", "outside"),
+    [
+        ("quickstart_lr_1e-3", {"critic/rewards/mean", "actor/entropy"}),
+        ("quickstart_reward_never_matches", {"critic/rewards/mean"}),
+        ("quickstart_cap_of_5_tokens", {"critic/rewards/mean", "response_length/mean"}),
+        ("quickstart_stale_rollout", {DIFF}),
+    ],
+)
+def test_real_runs_that_broke_are_outside_the_bands_of_five_real_seeds(name, outside):
+    made = baseline.make([real(path) for path in SEEDS], today=TODAY)
+    failed = {one.key for one in made.compare(real(REAL / f"{name}.csv").curves) if one.outcome == "fail"}
+    assert outside <= failed
