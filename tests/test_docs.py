@@ -57,6 +57,7 @@ ELSEWHERE = {
     "batch": ("test_batch.py", '"batch"'),
     "check-export": ("test_checkpoint.py", "cli_tools.check_export"),
     "data": ("test_data.py", "cli_tools.data_commands"),
+    "prepare": ("test_faults.py", '"prepare"'),
     "rehearse": ("test_rehearsal.py", '"rehearse"'),
     "replay": ("test_provenance.py", '"replay"'),
     "run": ("test_faults.py", '"run"'),
