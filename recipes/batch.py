@@ -148,7 +148,7 @@ def find(name: str) -> Path:
     known = sorted(p.stem for p in root.glob("*.yaml"))
     if name in known:
         return root / f"{name}.yaml"
-    raise RecipeError(f"There is no batch {name!r}{nearest(name, known)}. Known: {', '.join(known) or 'none'}.")
+    raise RecipeError(f"There is no batch {name!r}{nearest(name, known)} Known: {', '.join(known) or 'none'}.")
 
 
 def load(path: Path) -> Batch:
@@ -184,7 +184,7 @@ def _expand(file: BatchFile, told: Any, origin: str, folder: Path) -> Iterator[I
     for key in told:
         known = [*SWEEP, *Entry.__dataclass_fields__]
         if key not in known:
-            raise RecipeError(f"{origin}: unknown key {key!r}{nearest(key, known)}.")
+            raise RecipeError(f"{origin}: unknown key {key!r}{nearest(key, known)}")
     plain = [Setting(key, value, origin) for key, value in told.items() if key not in SWEEP]
     entry: Entry = params.build_as(Entry, plain, origin)
     book = _notebook(entry.notebook or file.notebook, entry.recipe, folder, origin)
@@ -269,7 +269,7 @@ def _notebook(named: str | None, recipe: str, folder: Path, origin: str) -> Path
         if place.is_file():
             return place
     known = [p.name for p in (params.home() / "notebooks").glob("*.ipynb")]
-    raise RecipeError(f"{origin}: there is no notebook {named!r}{nearest(named, known)}.")
+    raise RecipeError(f"{origin}: there is no notebook {named!r}{nearest(named, known)}")
 
 
 def _text(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import shlex
@@ -124,7 +125,7 @@ def check(
     """Look for what would break a run, without starting it. Exit code 1 when there is an error that is not waived."""
     from dataclasses import asdict
 
-    from recipes import params, preflight
+    from recipes import memory, params, preflight
     from recipes.command import build, compose_verl, training_python
 
     python = python or training_python()
@@ -141,6 +142,10 @@ def check(
         click.echo(f"{finding.severity}: {finding}\n    rule {finding.rule}; would have shown at: {finding.noticed}")
     if not found and not as_json:
         click.echo(f"{len(preflight.looking(here=here))} rules found nothing.")
+    if not as_json:
+        with contextlib.suppress(RecipeError):  # stages that do not hold the model: a rule has said so
+            for sentence in memory.too_large(memory.estimate(preflight.subject(composed))):
+                click.echo(f"note: {sentence} `recipes simulate` and `recipes layouts` look closer.")
     if junit is not None:
         from recipes.run.directory import write_text  # with psutil, which a check needs for nothing else
 
@@ -212,7 +217,8 @@ def run(
     notebook.prepare(composed, python=python)
     found = preflight.check(composed, python=python)
     for finding in found:
-        click.echo(f"{finding.severity}: {finding}", err=True)
+        if finding.severity != "error" or finding.rule in waive:  # the others are in the sentence that ends this
+            click.echo(f"{finding.severity}: {finding}", err=True)
     preflight.refuse(found, waive)
     watched: dict[str, Any] = {"deadline_seconds": None if deadline is None else 60 * deadline, "waived": waive}
     started = resume.resume(resumption, **watched) if resumption else launch.start(composed, command, **watched)

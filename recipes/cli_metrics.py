@@ -61,7 +61,7 @@ def select(metrics: Metrics, patterns: tuple[str, ...]) -> Metrics:
     names = [str(key) for key in metrics.table]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise RecipeError(f"--keys {pattern!r} matches none of the {len(names)} keys{nearest(pattern, names)}.")
+            raise RecipeError(f"--keys {pattern!r} matches none of the {len(names)} keys{nearest(pattern, names)}")
     kept = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
     table = metrics.table[kept]
     lost = {key: steps for key, steps in metrics.nonfinite.items() if key in kept}

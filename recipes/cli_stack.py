@@ -121,7 +121,7 @@ def _show(table: Any, checked: Any) -> None:
             if checked:
                 row.append(checked[one].verdict)
             rows.append((row, checked[one].verdict if checked else ""))
-        heads = ["", "repository", "ref", "kind", "commit", "history", "installed", *(["remote"] if checked else [])]
+        heads = ["", "repository", "ref", "kind", "commit", "history", "install as", *(["remote"] if checked else [])]
         _table(heads, rows)
         for one in (n for n in table.order if n in table.repositories):
             r = table.repositories[one]

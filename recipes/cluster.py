@@ -28,6 +28,7 @@ def address(recipe: Recipe, environment: Mapping[str, str]) -> str:
     try:
         parts = urlsplit(found if "://" in found else f"//{found}")
         known = parts.scheme in ("", "http", "https", "ray") and bool(parts.hostname) and parts.port != 0
+        known = known and bool(parts.scheme or parts.port)  # a bare host says neither who is asked nor where
     except ValueError:  # no port is so large
         known = False
     if not known and found != "auto":

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from recipes.masking import mask
+
+# difflib's own measure of likeness from which on a name is offered for another.
+ALIKE = 0.6
 
 
 class RecipeError(ValueError):
@@ -26,9 +30,18 @@ class RecipeError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
-    """Return `"; did you mean a, b?"` for the known names closest to `name`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=limit, cutoff=0.6)
-    return f"; did you mean {', '.join(close)}?" if close else ""
+    """Return the end of a sentence on a name nobody knows: `"; did you mean a, b?"`, or `"."` where none is close.
+
+    Of a dotted key the last part must be close too: what it shares with all keys of its group says nothing.
+    """
+    last = name.rpartition(".")[2] if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name) else ""
+    ends = [k for k in dict.fromkeys(known) if not last or _alike(last, k.rpartition(".")[2])]
+    close = difflib.get_close_matches(name, ends, n=limit, cutoff=ALIKE)
+    return f"; did you mean {', '.join(close)}?" if close else "."
+
+
+def _alike(one: str, other: str) -> bool:
+    return difflib.SequenceMatcher(None, one, other).ratio() >= ALIKE
 
 
 @contextmanager

@@ -179,7 +179,7 @@ def explore(
     """
     for name in settings:
         if name not in FIELDS:
-            raise RecipeError(f"There is no setting {name!r}{nearest(name, FIELDS)}.")
+            raise RecipeError(f"There is no setting {name!r}{nearest(name, FIELDS)}")
     given = {name: value for name, value in {"stack": stack, **settings}.items() if value not in (None, "")}
     base, faults = params.compose(recipe), {}
     if isinstance(overrides, str):
@@ -315,7 +315,7 @@ class Form:
         self.explored = explore(recipe, stack, overrides=overrides, **settings)
         stacks = params.fact_names("stacks")
         if stack and stack not in stacks:
-            raise RecipeError(f"stack={stack!r} is no stack{nearest(stack, stacks)}. Known: {', '.join(stacks)}.")
+            raise RecipeError(f"stack={stack!r} is no stack{nearest(stack, stacks)} Known: {', '.join(stacks)}.")
         names = list(dict.fromkeys([*params.names(), recipe]))  # a path may be given as well
         wide = {"style": {"description_width": LABEL}, "layout": w.Layout(width="640px", max_width="100%")}
         narrow = {"style": {"description_width": LABEL}, "layout": w.Layout(width="260px")}

@@ -70,7 +70,7 @@ def checked(path: Path, parameters: Mapping[str, Any], run_dir: Path) -> dict[st
         raise RecipeError(f"{path.name} takes no recipe and run_dir, so it trains nothing: run it with papermill.")
     for name in parameters:
         if name not in known and name not in notebook.PARAMETERS:
-            raise RecipeError(f"{path.name} has no parameter {name!r}{nearest(name, [*known, *notebook.PARAMETERS])}.")
+            raise RecipeError(f"{path.name} has no parameter {name!r}{nearest(name, [*known, *notebook.PARAMETERS])}")
     return {**known, **parameters, "run_dir": str(run_dir)}
 
 

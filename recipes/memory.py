@@ -706,6 +706,19 @@ def estimate(subject: Subject) -> Memory:
     )
 
 
+def too_large(found: Memory) -> list[str]:
+    """Return a sentence for each of the two bars that is above what a device has; none where that is unknown."""
+    if found.device is None:
+        return []
+    peaks = (("training", found.training.peak), ("generation", found.generation.peak))
+    return [
+        f"{name} may need {need / 1e9:.1f} GB at its fullest, by a closed form for the longest sequences, and a device "
+        f"has {found.device / 1e9:.0f}."
+        for name, need in peaks
+        if need > found.device
+    ]
+
+
 def _to_compare(training: Training) -> str:
     stage, tokens = training.fullest, training.tokens
     fixed = training.rollout + stage.states

@@ -554,7 +554,7 @@ def refuse_unknown(namespace: Mapping[str, Any], known: Sequence[str] = PARAMETE
                         "variable before the launch, for the training to inherit. Nothing was started."
                     )
                 if name not in known:
-                    raise RecipeError(f"Unknown parameter {name!r}{nearest(name, known)}. Nothing was started.")
+                    raise RecipeError(f"Unknown parameter {name!r}{nearest(name, known)} Nothing was started.")
 
 
 def _summary(plan: Plan) -> list[tuple[str, str]]:

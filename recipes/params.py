@@ -174,7 +174,7 @@ def load_facts(cls: type, folder: str, name: str) -> Any:
     if "/" in name or not path.is_file():
         known = fact_names(folder)
         raise RecipeError(
-            f"There is no {name!r} under params/{folder}{nearest(name, known)}. Known: {', '.join(known)}."
+            f"There is no {name!r} under params/{folder}{nearest(name, known)} Known: {', '.join(known)}."
         )
     status = path.stat()
     return copy.deepcopy(_facts(cls, path, status.st_mtime_ns, status.st_size))
@@ -204,7 +204,7 @@ def explain(composed: Composed, key: str) -> tuple[Any, str, tuple[Setting, ...]
     known = dict(flatten(to_dict(composed.recipe)))
     declared = declared_keys()
     if key not in declared and key not in known:
-        raise RecipeError(f"A recipe has no key {key!r}{nearest(key, [*declared, *known])}.")
+        raise RecipeError(f"A recipe has no key {key!r}{nearest(key, [*SHORT_NAMES, *declared, *known])}")
     history = composed.history.get(key, ())
     return (
         known.get(key, _select(to_dict(composed.recipe), key)),
@@ -300,7 +300,7 @@ def _base_path(path: Path, base: str) -> Path:
             return candidate
     known = [p.relative_to(home() / "params").with_suffix("").as_posix() for p in home().glob("params/*/*.yaml")]
     known += [p.stem for p in path.parent.glob("*.yaml")]
-    raise RecipeError(f"{_label(path)}: defaults names {base!r}, which is no file{nearest(base, known)}.")
+    raise RecipeError(f"{_label(path)}: defaults names {base!r}, which is no file{nearest(base, known)}")
 
 
 def _layers(path: Path, seen: tuple[Path, ...] = ()) -> tuple[list[list[Setting]], list[str]]:
@@ -340,7 +340,10 @@ def _parsed(text: str, label: str) -> tuple[list[Setting], list[str]]:
         # libyaml's parser where it is compiled in: ten times as fast.
         node = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as fault:
-        raise RecipeError(f"{label} cannot be read: {fault}") from fault
+        mark = getattr(fault, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark else ""
+        why = getattr(fault, "problem", None) or str(fault).splitlines()[0]
+        raise RecipeError(f"{label}{where} cannot be read as YAML: {why}.") from fault
     if node is None:
         return [], []
     if not isinstance(node, yaml.MappingNode):
@@ -522,7 +525,9 @@ def _convert(setting: Setting, kind: Any, value: Any, meta: Mapping[str, Any]) -
 def _within(setting: Setting, value: Any, meta: Mapping[str, Any]) -> Any:
     choices, minimum = meta["choices"], meta["minimum"]
     if choices and value not in choices:
-        raise RecipeError(_sentence(setting, f"must be one of {', '.join(choices)}{nearest(str(value), choices)}"))
+        which = f"{value!r} " if isinstance(setting.value, (list, tuple)) else ""
+        known = f"{which}must be one of {', '.join(choices)}"
+        raise RecipeError(_sentence(setting, known + nearest(str(value), choices)))
     if minimum is not None and value < minimum:
         raise RecipeError(_sentence(setting, f"must be at least {minimum:g}"))
     return value
@@ -596,8 +601,8 @@ def _scalars(value: Any) -> Any:
 
 
 def _sentence(setting: Setting, reason: str) -> str:
-    value = setting.value.text if isinstance(setting.value, Text) else setting.value
-    return f"{setting.key}={value!r} ({setting.origin}): {reason}."
+    ended = "" if reason.endswith((".", "?")) else "."
+    return f"{setting.key}={_written(setting.value)!r} ({setting.origin}): {reason}{ended}"
 
 
 @functools.cache
@@ -611,7 +616,7 @@ def _field(cls: type, setting: Setting) -> tuple[Any, Mapping[str, Any]]:
     for part in setting.key.split("."):
         if not dataclasses.is_dataclass(here) or part not in _hints(here):
             known = [*declared_keys(), *SHORT_NAMES] if cls is Recipe else list(_hints(cls))
-            raise RecipeError(f"Unknown key {setting.key!r} ({setting.origin}){nearest(setting.key, known)}.")
+            raise RecipeError(f"Unknown key {setting.key!r} ({setting.origin}){nearest(setting.key, known)}")
         kind, meta = _hints(here)[part], metadata(here, part)
         here = kind
     return kind, meta

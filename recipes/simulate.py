@@ -251,15 +251,10 @@ def _findings(subject, answer, built, estimate, total, shared, expected):
                 f"formula says {form[0]:,} + {form[1]:,}."
             )
             yield Finding("simulate.formula", "warning", {"stage": one.stage}, sentence, source=source)
-    for name, need in (("training", estimate.training.peak), ("generation", estimate.generation.peak)):
-        if estimate.device and need > estimate.device:
-            sentence = (
-                f"{name} may need {need / 1e9:.1f} GB at its fullest, by a closed form for the longest sequences, and "
-                f"a device has {estimate.device / 1e9:.0f}."
-            )
-            remedy = "`recipes layouts` ranks layouts that fit; batch.max_tokens and rollout.memory weigh most."
-            keys = {"hardware": subject.recipe.hardware}
-            yield Finding("simulate.memory", "warning", keys, sentence, remedy, "first step", source)
+    for sentence in memory.too_large(estimate):
+        remedy = "`recipes layouts` ranks layouts that fit; batch.max_tokens and rollout.memory weigh most."
+        keys = {"hardware": subject.recipe.hardware}
+        yield Finding("simulate.memory", "warning", keys, sentence, remedy, "first step", source)
     if answer["unknown"]:
         sentence = (
             f"{len(answer['unknown'])} transformer settings belong to Ascend's adaptor and are not modelled: fused "

@@ -399,7 +399,9 @@ def is_open(config: Any, key: str) -> bool:
 
 def unknown(config: Any, key: str, version: str) -> str:
     """Return the sentence for a key this verl does not have, with the nearest keys it has."""
-    return f"verl {version} has no key {key!r}{instead(key) or nearest(key, _keys(config))}."
+    known = instead(key)
+    said = f"{known}." if known else nearest(key, _keys(config))
+    return f"verl {version} has no key {key!r}{said}"
 
 
 def spelled(config: Any, key: str) -> str:

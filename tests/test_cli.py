@@ -65,7 +65,7 @@ def test_show_diff_base_shows_only_what_differs():
         (("show", "quickstart/grp"), "error: There is no recipe 'quickstart/grp'; did you mean quickstart/grpo?"),
         (("run", NAME, "--dry-run", "optimzer.lr=3"), "error: Unknown key 'optimzer.lr'"),
         (("explain", NAME, "optimizer.lrr"), "error: A recipe has no key 'optimizer.lrr'; did you mean optimizer.lr"),
-        (("watch", "/no/such/run"), "error: /no/such/run is no run directory"),
+        (("watch", "/no/such/run"), "error: /no/such/run does not exist"),
     ],
 )
 def test_a_bad_input_is_one_sentence_and_exit_code_2(words, sentence):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from recipes import params
-from recipes.errors import RecipeError
+from recipes.errors import RecipeError, nearest
 
 NAME = "quickstart/grpo"
 
@@ -156,7 +156,7 @@ def test_a_recipe_may_be_a_file_of_ones_own(params_folder, tmp_path):
         ("defaults: [mine]\n", "circle"),
         ("batch: {train: 1, train: 2}\n", "given twice"),
         ("- a\n", "mapping"),
-        ("batch: {train: [}\n", "cannot be read"),
+        ("batch: {train: [}\n", r"quickstart/mine.yaml:1 cannot be read as YAML: [^\n]*\.$"),
         ("title: x\n", "no value for"),
     ],
 )
@@ -164,6 +164,28 @@ def test_a_file_that_cannot_be_composed_says_why(params_folder, text, words):
     (params_folder / "quickstart" / "mine.yaml").write_text(text)
     with pytest.raises(RecipeError, match=words):
         params.compose("quickstart/mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [
+        ("optimizer.lrr", "; did you mean optimizer.lr?"),
+        ("optimizer.nothing_of_the_kind", "."),  # sharing a group is no likeness
+        ("trainer.project_nam", "; did you mean trainer.project?"),
+        ("ascend-9.1", "; did you mean ascend-9.1.0?"),
+        ("optimizer.clip", "; did you mean optimizer.clip_grad?"),
+    ],
+)
+def test_a_name_nobody_knows_gets_the_nearest_ones_or_a_full_stop(name, ending):
+    known = ("optimizer.lr", "optimizer.lr", "optimizer", "optimizer.clip_grad", "trainer.project", "ascend-9.1.0")
+    assert nearest(name, known) == ending
+
+
+def test_a_list_that_holds_a_wrong_word_is_shown_as_it_was_written():
+    with pytest.raises(
+        RecipeError, match=r"stop_on=\['NAN', 'MISMTCH'\].*: 'MISMTCH' must be one of .*mean MISMATCH\?$"
+    ):
+        params.compose("quickstart/grpo", ["supervision.stop_on=[NAN, MISMTCH]"])
 
 
 @pytest.mark.parametrize("name", params.names())

@@ -324,7 +324,12 @@ def shards_missing(place, monkeypatch):
 
 def no_data(place, monkeypatch):
     path = place / "none.parquet"
-    return CPU, [f"data.{key}_files={path}" for key in ("train", "val")], "Make it", lambda: rows(path)
+    return (
+        CPU,
+        [f"data.{key}_files={path}" for key in ("train", "val")],
+        "recipes prepare cpu/qwen3",
+        lambda: rows(path),
+    )
 
 
 def no_column(place, monkeypatch):

@@ -51,6 +51,16 @@ def ended(tmp_path):
 # ------------------------------------------------------------------------------------------------------- the plan
 
 
+def test_a_run_whose_directory_was_moved_is_refused_with_the_place_it_was_made_in(ended, tmp_path):
+    run, folder = ended()
+    checkpoint(folder, 2, CONTENTS, tracked=True)
+    moved = run.path.rename(tmp_path / "moved")
+    with pytest.raises(RecipeError, match=f"{moved} was made in {run.path}, .*Move it back"):
+        resume.plan(Run(moved))
+    run.path.symlink_to(moved)  # there again, by its old name
+    assert resume.plan(run).point.step == 2
+
+
 def test_it_goes_on_from_the_whole_checkpoint_and_says_so(ended):
     run, folder = ended()
     checkpoint(folder, 2, CONTENTS, tracked=True)

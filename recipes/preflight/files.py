@@ -22,7 +22,7 @@ def devices_are_here(s: Subject):
         yield (
             {"hardware": s.recipe.hardware},
             "this machine has no NPU (there is no /dev/davinci0).",
-            "Launch on a node that has, with this notebook or the script of `recipes export`.",
+            "Launch on a node that has: the notebook and `recipes run` work there, or the script of `recipes export`.",
         )
 
 
@@ -31,12 +31,19 @@ def present(s: Subject) -> bool:
     return s.recipe.launch == "ray" or s.hardware.device != "npu" or any(DEVICES.glob("davinci[0-9]*"))
 
 
+def _make(s: Subject, otherwise: str) -> str:
+    """How a model or data that are missing come about: made here, where a recipe can; else fetched."""
+    if s.recipe.prepare:
+        return f"`recipes prepare {s.composed.name}` makes the recipe's own, and so does a run; or {otherwise}."
+    return f"Put it there (`recipes data` makes data sets), or {otherwise}."
+
+
 @rule("files.model", noticed=START, source="transformers and safetensors file names", here=True)
 def model_has_weights(s: Subject):
     path = Path(s.recipe.model.path)
     if not path.is_dir():
         if path.is_absolute() or s.recipe.model.path.startswith("."):
-            yield {"model.path": path}, "there is no such directory.", "Put the model there, or set model.path."
+            yield {"model.path": path}, "there is no such directory.", _make(s, "set model.path")
         return  # a hub id: what it holds shows when it is fetched
     if not (path / "config.json").is_file():
         yield {"model.path": path}, "the directory has no config.json.", "Point it at a Hugging Face checkpoint."
@@ -67,7 +74,7 @@ def data_is_there(s: Subject):
     for key in ("train_files", "val_files"):
         path = Path(getattr(s.recipe.data, key))
         if not path.is_file():
-            yield {f"data.{key}": path}, "there is no such file.", "Make it, or set the key to a parquet file."
+            yield {f"data.{key}": path}, "there is no such file.", _make(s, "set the key to a parquet file")
 
 
 @rule("data.schema", noticed="first batch", source="verl 0.9.1, RLHFDataset", here=True)

@@ -137,7 +137,7 @@ def refuse(findings: Iterable[Finding], waived: Iterable[str] = ()) -> None:
     waived = set(waived)
     unknown = sorted(waived - set(RULES))
     if unknown:
-        raise RecipeError(f"waive: there is no rule {unknown[0]!r}{nearest(unknown[0], RULES)}.")
+        raise RecipeError(f"waive: there is no rule {unknown[0]!r}{nearest(unknown[0], RULES)}")
     errors = [f for f in findings if f.severity == "error" and f.rule not in waived]
     if errors:
         lines = "\n".join(f"  {f.rule}: {f}" for f in errors)

@@ -118,7 +118,8 @@ def open_run(path: str | Path) -> Run:
     """Return the run at `path`. Raises RecipeError when there is none."""
     run = Run(Path(path).absolute())
     if not run.state_file.is_file():
-        raise RecipeError(f"{path} is no run directory: it has no run.json.")
+        there = "is no run directory: it has no run.json" if run.path.exists() else "does not exist"
+        raise RecipeError(f"{path} {there}.")
     return run
 
 

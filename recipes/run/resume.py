@@ -66,6 +66,7 @@ def plan(
         raise RecipeError(f"{run.path} is about to start; `recipes watch` shows it.")
     if state["state"] == "running":
         raise RecipeError(f"{run.path} is running (step {_reached(run)}); `recipes watch` shows it.")
+    _refuse_moved(run)
     then = _recorded(run, state)
     kept = dict(params.flatten(params.to_dict(then.recipe)))
     point = resume_point(Path(then.recipe.checkpoint.directory))
@@ -150,6 +151,18 @@ def _recorded(
         str(path), overrides, parameters, run_dir=str(run.path), work=work, label=state.get("file") or state["recipe"]
     )
     return dataclasses.replace(composed, name=state["recipe"])
+
+
+def _refuse_moved(run: Run) -> None:
+    """Refuse a run whose directory is another than it was made in: its checkpoints and outputs are named by place."""
+    path = run.path / "recipe.yaml"
+    settings = params.read_file(path)[0] if path.is_file() else []
+    made = next((s.value.text for s in settings if s.key == "run_dir"), "")
+    if made and Path(made).resolve() != run.path.resolve():
+        raise RecipeError(
+            f"{run.path} was made in {made}, and a run resumes where it was made: its paths point there. Move it back, "
+            "or start a new run with checkpoint.resume=resume_path and checkpoint.resume_path set to its checkpoint."
+        )
 
 
 def _refuse_drift(state: dict[str, Any], then: params.Composed, kept: dict[str, Any], asked: set[str]) -> None:

@@ -16,6 +16,8 @@ _COMMAND = re.compile(r"\s*(?:[$#>]\s+)?(?:sudo\s+)?(?:git|cd|pip3?|uv|python3?|
 _VERSION = r"(?:core_[rv]|releases?/v?|v)?\d+\.\d+(?:\.\d+)*(?:\.?(?:post|rc|dev|RC)\d*)*(?:\+\w+)?"
 _TOKEN = re.compile(rf"(?<![\w./-])(?:{_VERSION}|[0-9a-f]{{7,40}}|main|master)(?![\w/-]|\.\w)")
 _SPECIFIER = re.compile(r"[<>=!~]=?\s*\d[\w.]*(?:\s*,\s*[<>=!~]=?\s*\d[\w.]*)*")
+# "0.1 to 0.9": what is spoken of, not what is to be installed.
+_RANGE = re.compile(r"\s*(?:to|through|until|bis|到|至|-|–|—|…|\.\.\.?)\s*v?\d")
 _DATE = re.compile(r"^[-*+#\s]*\W{0,3}(20\d\d)[-/.](\d\d?)[-/.](\d\d?)\b")
 _BULLET = re.compile(r"^\s*(?:[-*+]\s|#+\s|$)")
 _RULE = re.compile(r"^[\s|+:=-]+$")
@@ -106,7 +108,7 @@ def _sentence(source: Source, number: int, line: str, known: Names) -> Iterator[
             continue
         gap = re.match(r"[\s`'\"*\\:：=（(@]{1,6}", line[match.end() :])
         token = _TOKEN.match(line, match.end() + gap.end()) if gap else None
-        if token and token[0] not in ("main", "master"):
+        if token and token[0] not in ("main", "master") and not _RANGE.match(line, token.end()):
             yield Mention(source.path, number, subject, _what(token[0]), token[0], "prose")
 
 

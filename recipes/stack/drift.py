@@ -341,4 +341,4 @@ def _same_cann(one: str, other: str) -> bool:
 
 
 def _near(name: str, present: set[str]) -> str:
-    return f"no file of that name in the checkout{nearest(name, sorted(present))}"
+    return f"no file of that name in the checkout{nearest(name, sorted(present)).removesuffix('.')}"

@@ -137,7 +137,7 @@ def _paths(name: str, seen: tuple[str, ...] = ()) -> list[Path]:
     """Return the files a stack is made of, base first."""
     path = _folder() / f"{name}.yaml"
     if "/" in name or not path.is_file():
-        raise RecipeError(f"There is no stack {name!r}{nearest(name, names())}. Known: {', '.join(names())}.")
+        raise RecipeError(f"There is no stack {name!r}{nearest(name, names())} Known: {', '.join(names())}.")
     if name in seen:
         raise RecipeError(f"params/stacks/{name}.yaml: its bases name each other in a circle.")
     _, bases = _read(path, path.stat().st_mtime_ns)
@@ -190,7 +190,7 @@ def _value(cls: type, setting: Setting, attribute: str) -> Any:
     """Return the text, or the tuple of texts, that field `attribute` of `cls` takes."""
     declared = {f.name: f for f in dataclasses.fields(cls)}
     if attribute not in declared:
-        raise RecipeError(f"{setting.origin}: a stack has no key {setting.key!r}{nearest(attribute, declared)}.")
+        raise RecipeError(f"{setting.origin}: a stack has no key {setting.key!r}{nearest(attribute, declared)}")
     return _texts(setting) if declared[attribute].default == () else _text(setting)
 
 

@@ -98,7 +98,7 @@ def thresholds(texts: Iterable[str], key: str = "--threshold") -> Thresholds:
         name, _, value = text.partition("=")
         name = name.strip()
         if name not in known:
-            raise RecipeError(f"{key} {text!r}: there is no threshold {name!r}{nearest(name, known)}.")
+            raise RecipeError(f"{key} {text!r}: there is no threshold {name!r}{nearest(name, known)}")
         try:
             number = float(value)
         except ValueError:

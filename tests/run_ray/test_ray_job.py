@@ -96,7 +96,7 @@ def test_the_address_is_the_recipes_then_rays_own_variables():
     assert address(RAY_ADDRESS="10.0.0.1:6379") == "10.0.0.1:6379"
     with pytest.raises(RecipeError, match=r"set ray_address .* http://head:8265"):
         address()
-    for wrong in ("http://", "ftp://head", "http://head:99999", "head:port"):
+    for wrong in ("http://", "ftp://head", "http://head:99999", "head:port", "10.0.0.1"):
         with pytest.raises(RecipeError, match="no address of a cluster"):
             address(f"ray_address='{wrong}'")
     with pytest.raises(RecipeError, match="RAY_AUTH_TOKEN"):

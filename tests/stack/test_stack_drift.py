@@ -59,6 +59,13 @@ def test_a_checkout_that_says_what_the_table_says_has_no_drift(checkout):
     assert told(root) == []
 
 
+@pytest.mark.parametrize("words", ["verl 0.1 to 0.9", "verl 0.1–0.9", "verl 0.1 到 0.9", "verl v0.1.0 - v0.9.0"])
+def test_a_range_of_versions_is_no_pin(checkout, words):
+    assert told(checkout(**{"README.md": f"On CANN 9.1.0 logs of {words} are read.\n"})) == []
+    (alone,) = found(checkout(**{"README.md": "On CANN 9.1.0 logs of verl 0.1 are read.\n"}))
+    assert (alone.found, alone.wanted[:6]) == ("0.1", "v0.9.1")
+
+
 # 1. An install script still clones the branch while both Dockerfiles clone the tag.
 def test_a_branch_where_a_tag_was_meant(checkout):
     root = checkout(**{
