@@ -8,7 +8,7 @@ from recipes import page
 from recipes.metrics import Metrics
 from recipes.metrics.plain import Curves
 from recipes.verdict import ORDER, RULES, STOPPABLE, Thresholds, Told
-from recipes.verdict.rules import Subject, apply
+from recipes.verdict.rules import NOTHING, Subject, apply
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def lights(metrics: Metrics, told: Told | None = None, limits: Thresholds | None
     subject = Subject(Curves.of(metrics), told=told or Told(), limits=limits or Thresholds(), live=True)
     found = []
     for name in STOPPABLE:
-        judged = [j for j in apply(RULES[name], subject) if j.sentence != "there is nothing to judge"]
+        judged = [j for j in apply(RULES[name], subject) if j.sentence != NOTHING]
         if not judged or not subject.curves.trained:
             found.append(Light(name, "wait", "nothing to judge yet"))
             continue

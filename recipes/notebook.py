@@ -335,7 +335,8 @@ def judge(
         why = "a file does not tell which recipe it is of; --baseline names one to compare with"
         logged = verdict.logged(Path(run))
         return Judged(
-            verdict.judge(found, None, limits=limits, told=told, logged=logged, baseline=given, unmatched=why)
+            verdict.judge(found, None, limits=limits, told=told, logged=logged, baseline=given, unmatched=why),
+            bare=True,
         )
     run = open_run(run) if not isinstance(run, Run) else run
     limits = limits_of(read_state(run), thresholds)
@@ -384,13 +385,14 @@ def verdict_of(
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict as a table."""
+    """A verdict as a table. `bare`: of a file of metrics or a log, which cannot tell how its run ended."""
 
     verdict: verdict.Verdict
+    bare: bool = False
 
     @property
     def summary(self) -> str:
-        return "The run may be believed." if self.verdict.passed else "The run may not be believed."
+        return self.verdict.summary(bare=self.bare)
 
     def text(self) -> str:
         return "\n".join([self.summary, *map(str, self.verdict.judgements)])

@@ -227,6 +227,9 @@ def test_lights_say_which_rule_fails_and_since_when():
     assert str(found["NAN"]) == "NAN FAILS at step 12"
     assert found["MISMATCH"].outcome == "fail"
     assert {light.outcome for light in lights.lights(as_metrics(synthetic(0)))} == {"wait"}
+    without = as_metrics(synthetic(20).drop(columns="training/rollout_probs_diff_mean"))
+    [mismatch] = [light for light in lights.lights(without) if light.rule == "MISMATCH"]
+    assert mismatch.outcome == "wait"  # what was not measured is not fine
     html = lights.row([lights.Light('N<A"N', "fail", 'x"><script>', 3)])
     assert "<script>" not in html
     assert 'class="fail"' in html

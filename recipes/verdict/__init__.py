@@ -66,6 +66,12 @@ class Verdict:
     def passed(self) -> bool:
         return all(j.outcome != "fail" for j in self.judgements)
 
+    def summary(self, *, bare: bool = False) -> str:
+        """Return the verdict as a sentence. `bare`: of a file, which cannot tell how its run ended."""
+        if not self.passed:
+            return "The run may not be believed."
+        return "As far as a file tells, the run may be believed." if bare else "The run may be believed."
+
     def to_dict(self) -> dict[str, Any]:
         told = {"passed": self.passed, "judgements": [asdict(j) for j in self.judgements]}
         return told | {"thresholds": asdict(self.thresholds), "set": self.thresholds.changed()}

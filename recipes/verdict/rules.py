@@ -123,10 +123,14 @@ def rule(name: str, *, worst: str = "fail", stops: bool = False) -> Callable:
     return register
 
 
+# Of a rule whose metrics are not there. Whether they should be, and are missed, is for NAN and INCOMPLETE to say.
+NOTHING = "nothing to judge: too few steps, or it was not computed"
+
+
 def apply(one: Rule, subject: Subject) -> list[Judgement]:
     """The judgements of one rule."""
     found = [j if isinstance(j, Judgement) else Judgement(one.name, *j) for j in one.function(subject)]
-    return found or [Judgement(one.name, "info", "nothing to judge: too few steps, or it was not computed")]
+    return found or [Judgement(one.name, "info", NOTHING)]
 
 
 # ------------------------------------------------------------------------------------------------ the run as a whole
