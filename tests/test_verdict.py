@@ -587,6 +587,15 @@ def test_real_responses_that_have_no_room_are_cut_at_the_limit():
     assert failed == {("LENGTH", 5), ("REWARD COLLAPSE", 9), ("NO SIGNAL", 10)}
 
 
+def test_a_real_run_under_full_determinism_differs_by_rounding_only():
+    """A second one with the same seed had the same number at every step; trainer and rollout use other kernels."""
+    told = verdict.Told(deterministic=True)
+    found = verdict.judge(metrics.read(DATA / "smoke_deterministic.csv"), None, limits=SHORT, told=told)
+    [judged] = [j for j in found.judgements if j.rule == "DETERMINISM"]
+    assert (judged.outcome, judged.step) == ("pass", None)
+    assert judged.sentence == "trainer and rollout differ by 7.9e-08 at most: rounding, but not bitwise"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
