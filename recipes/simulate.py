@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipes import memory, models, params, preflight
-from recipes.command import build, compose_verl
+from recipes.command import build, compose_verl, external_modules
 from recipes.errors import RecipeError
 from recipes.finding import Finding
+from recipes.preflight.engines import ADAPTOR
 from recipes.preflight.rules import Subject
 from recipes.schema import ModelFacts
 
@@ -27,6 +28,9 @@ SECONDS = 600  # a build takes seconds; this is for a machine that is busy with 
 # in fp32 Megatron's fp32 optimizer updates them in place and keeps no copy (megatron.core.optimizer.FP32Optimizer); its
 # distributed optimizer views the shard instead of cloning it.
 MAIN, MOMENTS = 4, 8
+
+# verl's names of the engines that build Megatron-Core's model; MindSpeed's own has its settings in mcore_kwargs.
+MEGATRON = ("megatron", "mindspeed_megatron")
 
 CLASSES = {
     "Qwen3ForCausalLM": "Qwen3Config",
@@ -92,7 +96,11 @@ def request(subject: Subject, told: Any) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     actor = OmegaConf.to_container(told.actor_rollout_ref.actor, resolve=True)
-    engine, optim = actor["megatron"], actor.get("optim") or {}
+    engine, optim = actor[subject.recipe.engine], actor.get("optim") or {}
+    strategy = engine.get("strategy", MEGATRON[0])
+    if strategy not in MEGATRON:
+        raise RecipeError(f"mindspeed.strategy={strategy} cannot be simulated; {' and '.join(MEGATRON)} can.")
+    adapted = not subject.model.index_heads or ADAPTOR in external_modules(subject.composed, os.environ)
     options = dict(optim.get("override_optimizer_config") or {})
     aware = bool(options.get("use_precision_aware_optimizer") or optim.get("use_precision_aware_optimizer"))
     gradients = options.get("main_grads_dtype", optim.get("main_grads_dtype", "fp32"))
@@ -100,6 +108,8 @@ def request(subject: Subject, told: Any) -> dict[str, Any]:
     return {
         "config": config(subject.model),
         "engine": engine,
+        "takes_context": adapted,
+        "set_aside": sorted(engine.get("mcore_kwargs") or ()),
         "world": subject.world,
         "ddp": {"grad_reduce_in_fp32": not half, **(engine.get("override_ddp_config") or {})},
         "state_bytes": MOMENTS + (0 if engine["dtype"] in ("float32", "fp32") else MAIN),
@@ -154,9 +164,17 @@ def simulate(composed: params.Composed, *, python: str = sys.executable) -> Simu
     `python` is the interpreter of the CPU target (the `cpu` extra), not the one that trains on NPUs.
     Raises RecipeError when that has no Megatron-Core, does not answer, or the model cannot be simulated.
     """
+    return weigh(composed, _ask(asked(composed), python))
+
+
+def asked(composed: params.Composed) -> dict[str, Any]:
+    """Return what a child is asked to build for a composed recipe: see `request`."""
+    return request(preflight.subject(composed), compose_verl(build(composed, environment={}), composed))
+
+
+def weigh(composed: params.Composed, answer: dict[str, Any]) -> Simulation:
+    """Return what a child's answer (recipes.cpu.simulate.simulate) says of a composed recipe."""
     subject = preflight.subject(composed)
-    told = request(subject, compose_verl(build(composed, environment={}), composed))
-    answer = _ask(told, python)
     built = tuple(Built(**{key: each[key] for key in Built.__dataclass_fields__}) for each in answer["stages"])
     estimate = memory.estimate(subject)
     shared = _indexer(subject.model) * sum(_without_index(subject))
@@ -216,6 +234,12 @@ def _indexer(model: ModelFacts) -> int:
     return with_index - without
 
 
+def _tied_copy(subject: Subject) -> int:
+    """Elements of a tied head that is on another stage than the embedding: Megatron-Core keeps two copies equal."""
+    model = subject.model
+    return model.vocab * model.hidden if model.tied_embeddings and subject.recipe.parallel.pipeline > 1 else 0
+
+
 def formula(subject: Subject) -> list[tuple[int, int]]:
     """Return the (dense, expert) parameters a device of each stage holds as the CPU target builds them.
 
@@ -235,9 +259,16 @@ def _findings(subject, answer, built, estimate, total, shared, expected):
         sentence = f"Megatron-Core refuses ({refused['kind']}): {refused['why'].rstrip('.')}."
         yield Finding("simulate.refused", "error", {"at": refused["at"]}, sentence, "", "engine start", source)
         return
-    if total - shared != expected:
-        sentence = f"the stages hold {total - shared:,} parameters and the model has {expected:,}."
+    tied = _tied_copy(subject)
+    if total - shared - tied != expected:
+        sentence = f"the stages hold {total - shared - tied:,} parameters and the model has {expected:,}."
         yield Finding("simulate.total", "error", {"model.name": subject.model.name}, sentence, "", "never", source)
+    if tied:
+        sentence = (
+            f"{tied:,} parameters are there twice: the head is the embedding, and the last stage, which is not the "
+            "first, has a copy of its own. They are left out of the total."
+        )
+        yield Finding("simulate.tied", "info", {"model.name": subject.model.name}, sentence, source=source)
     if shared:
         sentence = (
             f"{shared:,} parameters of indexers are built and never used: Megatron-Bridge 0.5 gives every layer its "

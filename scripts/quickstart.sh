@@ -8,6 +8,6 @@ set -euo pipefail
 if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then sed -n '2,3s/^# *//p' "${BASH_SOURCE[0]}"; exit 0; fi
 set_up cpu
 cd "$ROOT"
-say "running notebooks/00_quickstart.ipynb: a warm start once (one to three minutes), then the training (three to five)"
+say "running notebooks/00_quickstart.ipynb: a warm start once (one to three minutes), then the training (about four)"
 .venv/bin/recipes notebook notebooks/00_quickstart.ipynb "$@"
 say "open it:  .venv/bin/jupyter lab notebooks/00_quickstart.ipynb"

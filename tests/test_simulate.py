@@ -13,15 +13,13 @@ from click.testing import CliRunner
 
 from recipes import bars, memory, params, preflight, simulate
 from recipes.cli import main
-from recipes.command import build, compose_verl
 from recipes.errors import RecipeError
 
 HERE = Path(__file__).parent
 
 
 def told(name: str, *overrides: str) -> dict:
-    composed = params.compose(name, overrides)
-    return simulate.request(preflight.subject(composed), compose_verl(build(composed, environment={}), composed))
+    return simulate.asked(params.compose(name, overrides))
 
 
 def test_what_the_child_is_told_is_verls_own_engine_configuration():
@@ -128,3 +126,36 @@ def test_bytes_are_those_of_two_real_ranks_to_the_last_one(tmp_path):
         for each in {each["stage"]: each for each in reversed(held)}.values():
             wanted = {key: each[key] for key in ("weights", "gradients", "optimizer")}
             assert {key: stages[each["stage"]][key] for key in wanted} == wanted, case
+
+
+ALL = """
+import json, sys
+from recipes.cpu import simulate
+answers, sys.stdout = sys.stdout, sys.stderr
+print(json.dumps([simulate.simulate(told) for told in json.load(sys.stdin)]), file=answers)
+"""
+PUBLISHED = [name for name in params.names() if params.compose(name).recipe.hardware != "cpu"]
+
+
+@pytest.fixture(scope="module")
+def published():
+    """Every recipe for NPUs, built one after the other in one process."""
+    composed = [params.compose(name) for name in PUBLISHED]
+    environment = {k: v for k, v in os.environ.items() if k != "VERL_USE_EXTERNAL_MODULES"}
+    words = [sys.executable, "-W", "ignore", "-c", ALL]
+    asked = json.dumps([simulate.asked(one) for one in composed])
+    done = subprocess.run(words, input=asked, capture_output=True, text=True, env=environment, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = json.loads(done.stdout.splitlines()[-1])
+    return {one.name: simulate.weigh(one, answer) for one, answer in zip(composed, answers, strict=True)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_recipe_is_built_and_holds_its_model(published, name):
+    """Context parallelism, MindSpeed's engine, heads tied over stages and shared indexers among them."""
+    found = published[name]
+    assert [str(f) for f in found.findings if f.severity == "error"] == []
+    assert len(found.built) == params.compose(name).recipe.parallel.pipeline
+    tied = sum(155_582_464 for f in found.findings if f.rule == "simulate.tied")
+    assert found.total - found.shared_indexers - tied == found.expected

@@ -42,16 +42,27 @@ def simulate(told: dict) -> dict:
     _environment()
     import torch
     import verl  # noqa: F401  imports the CPU target, which must come before Megatron
+    from megatron.core.models.common.embeddings import rotary_pos_embedding, yarn_rotary_pos_embedding
 
     torch.cuda.current_device = lambda: torch.device("meta")
+    for module in (rotary_pos_embedding, yarn_rotary_pos_embedding):
+        # Cuts a table of positions, which is no weight, into those of a context-parallel rank, by way of CUDA.
+        module.get_pos_emb_on_this_cp_rank = lambda table, *_: table
     answer: dict = {"stages": [], "unknown": [], "refused": None, "seconds": 0.0}
     engine, world = told["engine"], told["world"]
+    # The attention of a CPU build refuses context parallelism, which devices' attention takes: the groups and what is
+    # sharded over them are as asked for, and the model is built as the one rank of context it then looks like.
+    size = "context_parallel_size"
+    settings = {k: v for k, v in (engine.get("override_transformer_config") or {}).items() if k != size}
+    one = engine | {size: 1, "override_transformer_config": settings}
+    alone = told | {"engine": one} if told["takes_context"] else told
     pipeline = engine["pipeline_model_parallel_size"]
     began = time.process_time()
     for stage in range(pipeline):
         try:
             with rank_of(stage * (world // pipeline), world, engine):
-                provider, answer["unknown"] = provide(told)
+                provider, unknown = provide(alone)
+                answer["unknown"] = sorted({*unknown, *told["set_aside"]})
                 answer["stages"].append({"stage": stage, **_built(provider, told)})
         except Exception as fault:  # noqa: BLE001  Megatron refuses with asserts, ValueError, RuntimeError
             said = str(fault).strip().splitlines() or [f"an {type(fault).__name__} without a word"]
