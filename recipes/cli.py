@@ -142,6 +142,10 @@ def check(
         click.echo(f"{finding.severity}: {finding}\n    rule {finding.rule}; would have shown at: {finding.noticed}")
     if not found and not as_json:
         click.echo(f"{len(preflight.looking(here=here))} rules found nothing.")
+    if not as_json and any(preflight.RULES[f.rule].here for f in found):
+        click.echo(
+            "note: some of it is about this machine; --anywhere leaves that out, for a recipe that runs elsewhere."
+        )
     if not as_json:
         with contextlib.suppress(RecipeError):  # stages that do not hold the model: a rule has said so
             for sentence in memory.too_large(memory.estimate(preflight.subject(composed))):
