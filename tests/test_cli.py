@@ -92,6 +92,21 @@ def test_check_tells_by_its_exit_code():
     assert {"layout.heads", "layout.world", "layout.kv_heads"} <= set(rules)
 
 
+def test_check_says_what_is_about_this_machine_and_where_memory_is_short():
+    npu = "qwen3/grpo_8b_vllm_a2"
+    done = call("check", npu)
+    assert done.exit_code == 1
+    assert "hardware.present" in done.output
+    assert "--anywhere leaves that out" in done.output
+    done = call("check", npu, "--anywhere")
+    assert done.exit_code == 0
+    assert "--anywhere leaves that out" not in done.output
+    assert "note: training may need 95.7 GB at its fullest" in done.output
+    assert "a device has 64" in done.output
+    fits = call("check", npu, "--anywhere", "batch.max_tokens=6144", "rollout.memory=0.45")
+    assert "may need" not in fits.output
+
+
 def test_a_run_that_preflight_refuses_starts_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("RECIPES_WORK", str(tmp_path / "work"))
     mine = tmp_path / "mine.yaml"
