@@ -32,16 +32,21 @@ class RecipeError(ValueError):
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
     """Return the end of a sentence on a name nobody knows: `"; did you mean a, b?"`, or `"."` where none is close.
 
-    Of a dotted key the last part must be close too: what it shares with all keys of its group says nothing.
+    Of a dotted key the part in which it differs must be close too: what it shares with all keys of its group says
+    nothing.
     """
-    last = name.rpartition(".")[2] if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name) else ""
-    ends = [k for k in dict.fromkeys(known) if not last or _alike(last, k.rpartition(".")[2])]
-    close = difflib.get_close_matches(name, ends, n=limit, cutoff=ALIKE)
+    dotted = re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name)
+    near = [k for k in dict.fromkeys(known) if not dotted or _alike(name.split("."), k.split("."))]
+    close = difflib.get_close_matches(name, near, n=limit, cutoff=ALIKE)
     return f"; did you mean {', '.join(close)}?" if close else "."
 
 
-def _alike(one: str, other: str) -> bool:
-    return difflib.SequenceMatcher(None, one, other).ratio() >= ALIKE
+def _alike(one: list[str], other: list[str]) -> bool:
+    """Whether two dotted keys end the same, or are alike where they first differ."""
+    if one[-1] == other[-1]:
+        return True
+    at = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
+    return at is not None and difflib.SequenceMatcher(None, one[at], other[at]).ratio() >= ALIKE
 
 
 @contextmanager

@@ -65,7 +65,12 @@ def findings(name, *overrides):
             "places 77 layers",
         ),
         (GLM, ["parallel.pipeline_layout='Et*39|t*38|tL'"], "layout.stages", "3 stages, which 8"),
-        (GLM, ["parallel.pipeline_layout='t*10|t*12|t*8|t*8|t*12|t*12|t*12|t*4L'"], "layout.stages", "start with E"),
+        (
+            GLM,
+            ["parallel.pipeline_layout='t*10|t*12|t*8|t*8|t*12|t*12|t*12|t*4L'"],
+            "layout.stages",
+            "start with the one E",
+        ),
         (GLM, ["parallel.pipeline_layout='Ex|L'"], "layout.stages", "'x' is none of"),
         (GLM, ["parallel.first_stage_layers=5"], "layout.stages", "exclude each other"),
         (
@@ -105,7 +110,9 @@ def test_strict_matters_to_no_model_without_an_mtp_layer():
 
 def test_strict_is_left_alone_where_the_mtp_layer_is_trained():
     trained = "verl.actor_rollout_ref.model.mtp.enable=true"
-    assert findings(GLM, "checkpoint.strict=true", "checkpoint.save_freq=20", trained) == {}
+    placed = "parallel.pipeline_layout='Et*10|t*12|t*8|t*8|t*12|t*12|t*12|t*4mL'"
+    assert findings(GLM, "checkpoint.strict=true", "checkpoint.save_freq=20", trained, placed) == {}
+    assert set(findings(GLM, "checkpoint.strict=true", "checkpoint.save_freq=20", trained)) == {"layout.stages"}
 
 
 def test_a_converted_checkpoint_exports_only_when_asked_to():

@@ -172,12 +172,21 @@ def test_a_file_that_cannot_be_composed_says_why(params_folder, text, words):
         ("optimizer.lrr", "; did you mean optimizer.lr?"),
         ("optimizer.nothing_of_the_kind", "."),  # sharing a group is no likeness
         ("trainer.project_nam", "; did you mean trainer.project?"),
+        ("mindspeed.llm_kwargs.x", "; did you mean mindspeed.mcore_kwargs?"),
         ("ascend-9.1", "; did you mean ascend-9.1.0?"),
         ("optimizer.clip", "; did you mean optimizer.clip_grad?"),
     ],
 )
 def test_a_name_nobody_knows_gets_the_nearest_ones_or_a_full_stop(name, ending):
-    known = ("optimizer.lr", "optimizer.lr", "optimizer", "optimizer.clip_grad", "trainer.project", "ascend-9.1.0")
+    known = (
+        "optimizer.lr",
+        "optimizer.lr",
+        "optimizer",
+        "optimizer.clip_grad",
+        "trainer.project",
+        "ascend-9.1.0",
+        "mindspeed.mcore_kwargs",
+    )
     assert nearest(name, known) == ending
 
 
