@@ -89,7 +89,7 @@ def findings(name, *overrides):
         (GLM, ["checkpoint.resume=auto"], "checkpoint.resume", "never saves"),
         (GLM, ["checkpoint.resume=resume_path", "checkpoint.resume_path=/x"], "checkpoint.resume_path", "the step"),
         (QUICK, ["checkpoint.keep=1"], "checkpoint.keep", "the only checkpoint"),
-        (GLM, ["data.val_files=/work/data/dapo-math-17k.parquet"], "files.validation", "the training file"),
+        (GLM, ["data.val_files=/work/data/dapo-math/train.parquet"], "files.validation", "the training file"),
         (ASYNC, ["fully_async.rollout_nodes=null"], "async.nodes", "no nodes generate"),
         (ASYNC, ["rollout.data=7"], "async.nodes", "one rollout replica takes 56"),
         (ASYNC, ["batch.train=64"], "async.batch", "streams its samples"),

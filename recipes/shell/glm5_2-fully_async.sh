@@ -52,8 +52,8 @@ command+=(
 )
 # data
 command+=(
-  "data.train_files='$work/data/dapo-math-17k.parquet'"
-  "data.val_files='$work/data/aime-2024.parquet'"
+  "data.train_files='$work/data/dapo-math/train.parquet'"
+  "data.val_files='$work/data/dapo-math/test.parquet'"
   data.train_batch_size=0
   data.max_prompt_length=2048
   data.max_response_length=32768
