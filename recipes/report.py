@@ -141,7 +141,7 @@ def of_log(path: Path) -> str:
     judged = verdict.judge(found, None, logged=verdict.logged(path))
     sections = [
         ("Summary", _said(str(found)) + _table(("", ""), figures(found))),
-        ("Verdict", _verdict(judged.to_dict(), judged.summary(bare=True))),
+        ("Verdict", _verdict(judged.to_dict(), bare=True)),
         ("Curves", lambda dpi: _curves(found, path.name, None, dpi)),
     ]
     return _document(path.name, "from a log: settings, provenance and how the training ended are not in it", sections)
@@ -229,10 +229,10 @@ def _summary(run: Run, moment: live.Moment) -> list[tuple[str, str]]:
     return rows
 
 
-def _verdict(told: Mapping[str, Any], words: str = "") -> str:
+def _verdict(told: Mapping[str, Any], *, bare: bool = False) -> str:
     if not told:
         return _said("The run has not been judged since its last step; `recipes judge` does.")
-    words = words or ("The run may be believed." if told["passed"] else "The run may not be believed.")
+    words = verdict.sentence(told["passed"], bare=bare)
     rows = []
     for one in told["judgements"]:
         kind, step = escape(one["outcome"]), "" if one["step"] is None else str(one["step"])

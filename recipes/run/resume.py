@@ -146,18 +146,23 @@ def _recorded(
     path = run.path / "recipe.yaml"
     if not path.is_file():
         raise RecipeError(f"{run.path} cannot be resumed: it has no recipe.yaml.")
-    work = next((s.value.text for s in params.read_file(path)[0] if s.key == "work"), None)
+    work = _as_written(run, "work")
     composed = params.compose(
         str(path), overrides, parameters, run_dir=str(run.path), work=work, label=state.get("file") or state["recipe"]
     )
     return dataclasses.replace(composed, name=state["recipe"])
 
 
-def _refuse_moved(run: Run) -> None:
-    """Refuse a run whose directory is another than it was made in: its checkpoints and outputs are named by place."""
+def _as_written(run: Run, key: str) -> str | None:
+    """The text of a key in a run's own recipe.yaml; None where the key or the file is not there."""
     path = run.path / "recipe.yaml"
     settings = params.read_file(path)[0] if path.is_file() else []
-    made = next((s.value.text for s in settings if s.key == "run_dir"), "")
+    return next((s.value.text for s in settings if s.key == key), None)
+
+
+def _refuse_moved(run: Run) -> None:
+    """Refuse a run whose directory is another than it was made in: its checkpoints and outputs are named by place."""
+    made = _as_written(run, "run_dir")
     if made and Path(made).resolve() != run.path.resolve():
         raise RecipeError(
             f"{run.path} was made in {made}, and a run resumes where it was made: its paths point there. Move it back, "

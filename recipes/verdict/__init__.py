@@ -41,6 +41,7 @@ __all__ = [
     "junit",
     "junit_of_error",
     "logged",
+    "sentence",
     "thresholds",
     "told",
 ]
@@ -55,6 +56,13 @@ _NOT_FINITE = (
 _PIECE = 1 << 20
 
 
+def sentence(passed: bool, *, bare: bool = False) -> str:
+    """Return what a verdict says of its run. `bare`: of a file, which cannot tell how its run ended."""
+    if not passed:
+        return "The run may not be believed."
+    return "As far as a file tells, the run may be believed." if bare else "The run may be believed."
+
+
 @dataclass(frozen=True)
 class Verdict:
     """All judgements of a run, the worst first. `passed` is false as soon as one rule fails."""
@@ -67,10 +75,8 @@ class Verdict:
         return all(j.outcome != "fail" for j in self.judgements)
 
     def summary(self, *, bare: bool = False) -> str:
-        """Return the verdict as a sentence. `bare`: of a file, which cannot tell how its run ended."""
-        if not self.passed:
-            return "The run may not be believed."
-        return "As far as a file tells, the run may be believed." if bare else "The run may be believed."
+        """Return the verdict as a sentence; see `sentence`."""
+        return sentence(self.passed, bare=bare)
 
     def to_dict(self) -> dict[str, Any]:
         told = {"passed": self.passed, "judgements": [asdict(j) for j in self.judgements]}
