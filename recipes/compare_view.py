@@ -150,7 +150,8 @@ def _panel(sheet: curves._Page, found: Comparison, panel: Panel, cell: Any, scal
         if line.nonfinite:
             at = np.asarray(line.nonfinite, dtype=float)
             top = ax.get_xaxis_transform()
-            ax.plot(
+            curves._line(
+                ax,
                 at,
                 np.ones(len(at)),
                 ls="none",
@@ -195,7 +196,7 @@ def _draw(sheet: curves._Page, ax: Axes, line: Line, i: int, panel: Panel, scale
     smooth = len(x) > curves._BUCKETS or (panel.smooth and len(x) >= _SMOOTHED)
     _line(ax, s, mean, color, dash, lw=0.8 if smooth else 1.6, alpha=0.35 if smooth else 1.0)
     if len(x) <= (60 if panel.marked else 1):
-        ax.plot(x, mean, ls="none", marker="o", ms=4, mew=0, color=color, zorder=3)
+        curves._line(ax, x, mean, ls="none", marker="o", ms=4, mew=0, color=color, zorder=3)
     if smooth:
         mean = curves.trailing_mean(mean, max(5, len(x) // 100))
         _line(ax, s, mean, color, dash, lw=1.7, alpha=1.0)
@@ -206,7 +207,7 @@ def _line(ax: Axes, s: Series, values: np.ndarray, color: str, dash: Any, *, lw:
     kept = thin(values)
     cut = curves._cuts(s, kept) if len(s.steps) > 1 else np.empty(0, dtype=int)
     x, y = (np.insert(v[kept].astype(float), cut, np.nan) for v in (s.steps, values))
-    ax.plot(x, y, color=color, ls=dash, lw=lw, alpha=alpha, zorder=3)
+    curves._line(ax, x, y, color=color, ls=dash, lw=lw, alpha=alpha, zorder=3)
 
 
 def describe(found: Comparison) -> str:
@@ -228,7 +229,7 @@ def save(found: Comparison, folder: Path, *, title: str | None = None) -> list[P
     written = []
     for theme, name in (("light", "compare.png"), ("dark", "compare-dark.png")):
         drawn = figure(found, theme=theme, title=title)  # type: ignore[arg-type]
-        content = curves.packed(drawn, dpi=200, compress_level=9, description=describe(found))
+        content = curves.png_to_keep(drawn, describe(found))
         written.append(replace_file(folder / name, content))
     texts = {"compare.csv": compare.curves_csv(found)}
     texts["compare.json"] = json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n"

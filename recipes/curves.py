@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.gridspec import SubplotSpec
     from matplotlib.transforms import Transform
+    from PIL.Image import Image
 
 # --- style ---
 
@@ -98,7 +99,7 @@ THEMES = {
 
 BODY, HEAD, TITLE = 9.0, 11.0, 13.0  # points; at 100 dots an inch 9 points are 12.5 pixels of a 960 pixel page
 _WIDTH = 9.6
-_BUCKETS = 350  # about the width of a panel in pixels: finer thinning could not be seen
+_BUCKETS = 300  # the width of a panel in pixels, to the hundred: finer thinning could not be seen
 
 
 def _rc(theme: Theme) -> dict[str, Any]:
@@ -310,6 +311,8 @@ class _Page:
     words: dict[str, list[_Word]] = field(default_factory=dict)
     paper: list[tuple[float, float, float, float]] = field(default_factory=list)
     along: str = "step"
+    blank: list[Axes] = field(default_factory=list)
+    """Emptied axes of the drawing before, in their order on the page; new ones are made where none are left."""
 
     def series(self, key: str) -> Series:
         self.drawn.add(key)
@@ -330,11 +333,19 @@ def figure(
     return _whole(as_metrics(table), theme, title, total_steps, outlines=True)
 
 
-def _whole(metrics: Metrics, theme: str, title: str | None, total_steps: int | None, *, outlines: bool) -> Figure:
+def _whole(
+    metrics: Metrics,
+    theme: str,
+    title: str | None,
+    total_steps: int | None,
+    *,
+    outlines: bool,
+    over: Figure | None = None,
+) -> Figure:
     import matplotlib
 
     with matplotlib.rc_context(_rc(_theme(theme))):
-        page = _page(metrics, _theme(theme), height=9.4, total_steps=total_steps)
+        page = _page(metrics, _theme(theme), height=9.4, total_steps=total_steps, over=over)
         cells = page.fig.add_gridspec(3, 2, left=0.05, right=0.85, top=0.888, bottom=0.042, wspace=0.58, hspace=0.42)
         _reward(page, cells[0, 0])
         _mismatch(page, cells[0, 1])
@@ -370,42 +381,84 @@ def headline(
     return page.fig
 
 
+_QUICK, _SMALL = 3, 9
+"""Levels of zlib: for a page that is drawn again and again, and for a file that is kept."""
+
+
 def png(fig: Figure, *, dpi: int = 100) -> bytes:
     """The figure as PNG. 100 dots an inch give 960 pixels; use 200 where the page is shown at half its size."""
-    return packed(fig, dpi=dpi, compress_level=3)
+    return _written(_pixels(fig, dpi), dpi, _QUICK)
 
 
-def packed(fig: Figure, *, dpi: int, compress_level: int, description: str = "") -> bytes:
-    """The figure as PNG at a level of zlib, with its description in words where it is kept as a file."""
+def png_to_keep(fig: Figure, description: str) -> bytes:
+    """The figure as PNG for a file: 1920 pixels wide, packed small, with its description in words."""
+    return _written(_pixels(fig, 200), 200, _SMALL, description)
+
+
+def _pixels(fig: Figure, dpi: int) -> Image:
+    """Draw the figure. Not by fig.savefig: that draws everything twice, first for layouts this page does not use."""
     import PIL.Image
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    usual = fig.dpi
+    fig.set_dpi(dpi)
+    try:
+        canvas = FigureCanvasAgg(fig)
+        canvas.draw()
+        pixels = canvas.buffer_rgba()
+        # Without the page's opacity, which is 1 everywhere: packing it would take as long as drawing.
+        return PIL.Image.frombytes("RGB", canvas.get_width_height(), bytes(pixels), "raw", "RGBX")
+    finally:
+        fig.set_dpi(usual)
+
+
+def _written(image: Image, dpi: int, compress_level: int, description: str = "") -> bytes:
     from PIL.PngImagePlugin import PngInfo
 
     file, info = io.BytesIO(), PngInfo()
     if description:
         info.add_text("Description", description)
-    usual = fig.dpi
-    fig.set_dpi(dpi)
-    try:
-        # Not fig.savefig: that draws everything twice, the first time for layouts this page does not use. And without
-        # the page's opacity, which is 1 everywhere: packing it would take as long as drawing.
-        canvas = FigureCanvasAgg(fig)
-        canvas.draw()
-        image = PIL.Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
-    finally:
-        fig.set_dpi(usual)
     image.save(file, "png", pnginfo=info, dpi=(dpi, dpi), compress_level=compress_level)
     return file.getvalue()
 
 
-def pair(
-    table: pd.DataFrame | Metrics, *, title: str | None = None, total_steps: int | None = None, dpi: int = 100
-) -> tuple[bytes, bytes]:
-    """The page as PNG, light and dark: built once and coloured anew, since building is most of the work."""
-    fig = figure(table, title=title, total_steps=total_steps)
-    light = png(fig, dpi=dpi)
-    recolor(fig, THEMES["light"], THEMES["dark"])
-    return light, png(fig, dpi=dpi)
+class Sheet:
+    """The page of one run, drawn again and again: making eleven axes takes longer than drawing all that is in them."""
+
+    def __init__(self) -> None:
+        self._figure: Figure | None = None
+
+    def pair(
+        self, table: pd.DataFrame | Metrics, *, title: str | None = None, total_steps: int | None = None, dpi: int = 100
+    ) -> tuple[bytes, bytes]:
+        """The page as PNG, light and dark, as `png(figure(…))` gives them; built once and coloured anew.
+
+        Raises what `figure` raises; the next drawing then starts from nothing.
+        """
+        from concurrent.futures import ThreadPoolExecutor
+
+        over, self._figure = self._figure, None
+        fig = _whole(as_metrics(table), "light", title, total_steps, outlines=True, over=over)
+        with ThreadPoolExecutor(1) as pool:  # packing leaves Python to others: the dark page is drawn in the meantime
+            light = pool.submit(_written, _pixels(fig, dpi), dpi, _QUICK)
+            recolor(fig, THEMES["light"], THEMES["dark"])
+            dark = _written(_pixels(fig, dpi), dpi, _QUICK)
+        self._figure = fig
+        return light.result(), dark
+
+
+def _emptied(fig: Figure) -> list[Axes]:
+    """Take everything off a page of `_whole` but its axes; they are as new, whatever was drawn in them."""
+    for artist in (*fig.artists, *fig.patches, *fig.texts):
+        artist.remove()
+    for ax in fig.axes:
+        for artist in (*ax.lines, *ax.patches, *ax.collections, *ax.texts):
+            artist.remove()
+        ax.relim()  # of nothing: what is drawn next starts from its own limits
+        if ax.get_yscale() != "linear":
+            ax.set_yscale("linear")
+        ax.set_ylim(0, 1, auto=True)
+    return list(fig.axes)
 
 
 def recolor(fig: Figure, old: Theme, new: Theme) -> None:
@@ -473,7 +526,7 @@ def save(
     paths = {}
     for theme, name in (("light", "curves.png"), ("dark", "curves-dark.png")):
         fig = figure(metrics, theme=theme, title=title, total_steps=total_steps)
-        content = packed(fig, dpi=200, compress_level=9, description=words)
+        content = png_to_keep(fig, words)
         paths[name] = replace_file(Path(directory) / name, content)
     file = io.BytesIO()
     with matplotlib.rc_context(_rc(THEMES["light"])):
@@ -498,7 +551,9 @@ def _theme(name: str) -> Theme:
     return THEMES[name]
 
 
-def _page(metrics: Metrics, theme: Theme, *, height: float, total_steps: int | None) -> _Page:
+def _page(
+    metrics: Metrics, theme: Theme, *, height: float, total_steps: int | None, over: Figure | None = None
+) -> _Page:
     from matplotlib.figure import Figure
 
     steps = metrics.table.index
@@ -507,12 +562,15 @@ def _page(metrics: Metrics, theme: Theme, *, height: float, total_steps: int | N
     pad = 0.5 + 0.01 * (last - first)
     training = [key for key in metrics.table.columns if not key.startswith("val-")]
     trained = bool(len(steps)) and any(series(metrics, key).recorded for key in training)
+    fig = over or Figure(figsize=(_WIDTH, height), dpi=100)
+    fig.set_facecolor(theme.surface)
     return _Page(
-        fig=Figure(figsize=(_WIDTH, height), dpi=100),
+        fig=fig,
         metrics=metrics,
         theme=theme,
         span=(first - pad, last + pad),
         training=trained,
+        blank=_emptied(over) if over else [],
     )
 
 
@@ -559,7 +617,7 @@ def _reward(page: _Page, cell: SubplotSpec) -> None:
     marks = [("D", page.theme.second), ("s", page.theme.stages[3]), ("^", page.theme.stages[1])]
     for s, (marker, color) in zip(validation, marks, strict=False):
         x, y, _ = _path(s)
-        ax.plot(x, y, color=color, lw=1, marker=marker, ms=5, mec=page.theme.surface, mew=0.7, zorder=4)
+        _line(ax, x, y, color=color, lw=1, marker=marker, ms=5, mec=page.theme.surface, mew=0.7, zorder=4)
         if len(s.values):
             name = "validation" if len(validation) == 1 else s.key.split("/")[1]
             labels.append((s.values[-1], f"{number(s.values[-1])} {_plain(name, 10)}", color))
@@ -729,11 +787,16 @@ def _axes(page: _Page, spec: SubplotSpec, title: str | None, names: str, *, step
     """
     from matplotlib.ticker import MaxNLocator
 
-    ax = page.fig.add_subplot(spec)
-    ax.xaxis.set_visible(False)
-    ax.yaxis.set_visible(False)
+    if page.blank:
+        ax = page.blank.pop(0)
+    else:
+        ax = page.fig.add_subplot(spec)
+        ax.xaxis.set_visible(False)
+        ax.yaxis.set_visible(False)
+    ax.set_facecolor(page.theme.surface)
     ax.set_xlim(*page.span)
     ax.spines["bottom"].set_visible(steps)
+    ax.spines["bottom"].set_edgecolor(page.theme.rule)
     muted = page.theme.muted
     for step, _ in resumptions(page.metrics) if steps else ():
         ax.axvline(step - 0.5, lw=0.8, ls=(0, (1, 2)), color=muted, zorder=0)
@@ -744,7 +807,9 @@ def _axes(page: _Page, spec: SubplotSpec, title: str | None, names: str, *, step
         below = ax.get_xaxis_transform()
         whole = page.along == "step"
         at = [tick for tick in MaxNLocator(nbins=6, integer=whole).tick_values(*page.span) if _inside(tick, page.span)]
-        ax.plot(at, np.zeros(len(at)), ls="none", marker=3, ms=3, mew=0.8, color=muted, transform=below, clip_on=False)
+        _line(
+            ax, at, np.zeros(len(at)), ls="none", marker=3, ms=3, mew=0.8, color=muted, transform=below, clip_on=False
+        )
         for step in at:
             shown = f"{step:.0f}" if whole else number(step)
             _say(page, ax, step, 0, shown, within=below, dy=-5, ha="center", va="top", color=muted)
@@ -843,7 +908,8 @@ def _height(page: _Page, ax: Axes) -> float:
 def _scale(page: _Page, ax: Axes, ticks: Sequence[float]) -> None:
     """Rules across the axes at `ticks`, and their numbers at the left."""
     at = [tick for tick in ticks if _inside(tick, ax.get_ylim())]
-    ax.hlines(at, *page.span, color=page.theme.rule, lw=0.7, zorder=0.5)
+    across, heights = np.tile([*page.span, np.nan], len(at)), np.repeat(at, 3)
+    _line(ax, across, heights, color=page.theme.rule, lw=0.7, solid_capstyle="butt", zorder=0.5)
     for tick in at:
         _say(
             page,
@@ -889,6 +955,13 @@ def _logarithmic(page: _Page, ax: Axes, values: np.ndarray, *, include: Sequence
     _scale(page, ax, 10.0 ** np.arange(low, high + 1, stride))
 
 
+def _line(ax: Axes, x: Any, y: Any, **look: Any) -> None:
+    """A line or markers. Not by ax.plot, half of whose time goes into limits, which these axes have of their own."""
+    from matplotlib.lines import Line2D
+
+    ax.add_artist(Line2D(x, y, **look))
+
+
 def _draw(ax: Axes, s: Series, color: str) -> None:
     """A line with its holes, thinned; points without a neighbour as dots, since a line of one point can't be seen.
 
@@ -898,16 +971,16 @@ def _draw(ax: Axes, s: Series, color: str) -> None:
     x, y, alone = _path(s)
     if not len(x):
         return
-    ax.plot(x, y, color=color, lw=0.8 if close else 1.6, alpha=0.35 if close else 1, zorder=3)
+    _line(ax, x, y, color=color, lw=0.8 if close else 1.6, alpha=0.35 if close else 1, zorder=3)
     _dots(ax, x[alone], y[alone], color)
     if close:
         x, y, _ = _path(s, trailing_mean(s.values, _window(s)))
-        ax.plot(x, y, color=color, lw=1.6, zorder=3)
+        _line(ax, x, y, color=color, lw=1.6, zorder=3)
 
 
 def _dots(ax: Axes, x: np.ndarray, y: np.ndarray, color: str) -> None:
     if len(x):
-        ax.plot(x, y, ls="none", marker="o", ms=4, mew=0, color=color, zorder=3)
+        _line(ax, x, y, ls="none", marker="o", ms=4, mew=0, color=color, zorder=3)
 
 
 def _window(s: Series) -> int:
@@ -935,7 +1008,9 @@ def _on_log(ax: Axes, s: Series, color: str, name: str) -> list[Label]:
     if not positive.all():
         zeros, foot = s.steps[~positive], ax.get_xaxis_transform()
         height = np.full(len(zeros), 0.03)
-        ax.plot(zeros, height, ls="none", marker="v", ms=4, mew=0, color=color, transform=foot, clip_on=False, zorder=3)
+        _line(
+            ax, zeros, height, ls="none", marker="v", ms=4, mew=0, color=color, transform=foot, clip_on=False, zorder=3
+        )
     return [(v, f"{number(v, 2)} {name}".strip(), color) for v in size[-1:]]
 
 
@@ -958,11 +1033,11 @@ def _smoothed(page: _Page, ax: Axes, mean: Series, stem: str) -> list[Label]:
             ax.fill_between(x, y, top, color=color, alpha=0.12, lw=0)
     if len(mean.values):
         x, y, _ = _path(mean)
-        ax.plot(x, y, ls="none", marker="o", ms=3.2 if len(x) <= 200 else 1.6, mew=0, color=color, alpha=0.45)
+        _line(ax, x, y, ls="none", marker="o", ms=3.2 if len(x) <= 200 else 1.6, mew=0, color=color, alpha=0.45)
         window = min(_window(mean), len(mean.values))
         smooth = trailing_mean(mean.values, window)
         x, y, alone = _path(mean, smooth)
-        ax.plot(x, y, color=color, lw=2, zorder=3)
+        _line(ax, x, y, color=color, lw=2, zorder=3)
         _dots(ax, x[alone], y[alone], color)
         name = f"mean of {window}" if window > 1 else "mean"
         labels.append((smooth[-1], f"{number(smooth[-1])} {name}", color))
@@ -978,7 +1053,7 @@ def _stack(page: _Page, ax: Axes, steps: np.ndarray, parts: dict[str, np.ndarray
     """Seconds of each stage, one on the other, a column as wide as its step. A far outlier is cut off and named."""
     total = sum(parts.values(), start=np.zeros(len(steps)))
     colors = dict(zip(STAGES, page.theme.stages, strict=True))
-    kept = thin(total)
+    kept = thin(total, _BUCKETS // 2)  # a column is a pixel wide, where a line passes its lowest and highest in one
     s = Series("timing_s/step", steps[kept], total[kept])
     hole = holes(s)
     middle = (s.steps[1:] + s.steps[:-1]) / 2
@@ -1067,7 +1142,7 @@ def _crosses(page: _Page, ax: Axes, lines: dict[str, Series]) -> None:
     for i, (steps, names) in enumerate(lost.items()):
         at = np.asarray(steps)[np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(int))]
         one = np.ones(len(at))
-        ax.plot(at, one, ls="none", marker="x", ms=5, mew=1.4, color=alarm, transform=top, clip_on=False, zorder=5)
+        _line(ax, at, one, ls="none", marker="x", ms=5, mew=1.4, color=alarm, transform=top, clip_on=False, zorder=5)
         who = "" if names == recorded else f"{' and '.join(_plain(name, 24) for name in names)} "
         words = who + _not_finite(steps)
         # Under its crosses, where there is no line to cover, unless that would leave the panel.

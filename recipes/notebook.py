@@ -258,36 +258,16 @@ def watch(run: Run | str | Path) -> None:
     Interrupting the cell ends the run and everything it started; so does a kernel that is restarted or shut down,
     unless on_disconnect is continue. Raises RunEnded when the run did not finish.
     """
-    from IPython.display import display
-
     run = open_run(run) if not isinstance(run, Run) else run
-    handle, drawn, cost, images = None, 0.0, 0.0, None
-    told, health, trouble = _told(run), None, ""
+    board = _Board(run)
     try:
         for moment in live.follow(run):
-            if moment.ended or time.monotonic() - drawn > max(2.0, cost / DRAWING_SHARE):
-                drawn, busy = time.monotonic(), time.thread_time()
-                try:
-                    images, health = _draw(moment), lights.lights(moment.metrics, told, limits_of(moment.state))
-                except Exception as fault:  # noqa: BLE001  a picture must not end a training
-                    if str(fault) != trouble:
-                        trouble = str(fault)
-                        print(f"The curves could not be drawn ({type(fault).__name__}: {fault}); the run goes on.")
-                # Not the clock: a training that takes every core would hide itself. The first also loads matplotlib.
-                cost = time.thread_time() - busy if handle else 0.0
-            bundle = {"text/html": _moment_html(moment, images, health), "text/plain": _moment_text(moment, health)}
-            handle = display(bundle, raw=True, display_id=True) if handle is None else _update(handle, bundle)
+            board.show(moment)
     except KeyboardInterrupt:
         if read_state(run).get("on_disconnect") == "continue" and _kernel_ends():
             raise RunEnded("The kernel ends and the run goes on: on_disconnect is continue.") from None
         state = runs.stop(run)
-        moment = live.look(run)
-        health = lights.lights(moment.metrics, told, limits_of(moment.state))
-        bundle = {
-            "text/html": _moment_html(moment, _draw(moment), health),
-            "text/plain": _moment_text(moment, health),
-        }
-        display(bundle, raw=True) if handle is None else _update(handle, bundle)
+        board.show(live.look(run))
         print(try_to_record(run), end="")
         raise RunEnded(f"Interrupted: the run was {state['state']} and all its processes have ended.") from None
     print(try_to_record(run), end="")
@@ -296,6 +276,44 @@ def watch(run: Run | str | Path) -> None:
         known = diagnosis.why(run)
         known = f" Its log says why: {known}" if known else ""
         raise RunEnded(f"The run {state['state']}: {state['cause']}.{known} Its log: {run.log()}")
+
+
+class _Board:
+    """What a cell shows of a run, in place. Curves and lights are drawn anew no oftener than their cost allows."""
+
+    def __init__(self, run: Run) -> None:
+        self._told, self._sheet, self._handle = _told(run), curves.Sheet(), None
+        self._images: tuple[bytes, bytes, str] | None = None
+        self._health: list[lights.Light] | None = None
+        self._drawn, self._cost, self._trouble = 0.0, 0.0, ""
+
+    def show(self, moment: live.Moment) -> None:
+        from IPython.display import display
+
+        if moment.ended or time.monotonic() - self._drawn > max(2.0, self._cost / DRAWING_SHARE):
+            self._draw(moment)
+        bundle = {
+            "text/html": _moment_html(moment, self._images, self._health),
+            "text/plain": _moment_text(moment, self._health),
+        }
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+    def _draw(self, moment: live.Moment) -> None:
+        """Draw; a picture must not end a training, so that what cannot be drawn is said once and left as it was."""
+        self._drawn, busy = time.monotonic(), time.thread_time()
+        try:
+            pages = self._sheet.pair(moment.metrics, title=moment.state["recipe"], total_steps=moment.steps)
+            self._images = (*pages, curves.describe(moment.metrics))
+            self._health = lights.lights(moment.metrics, self._told, limits_of(moment.state))
+        except Exception as fault:  # noqa: BLE001
+            if str(fault) != self._trouble:
+                self._trouble = str(fault)
+                print(f"The curves could not be drawn ({type(fault).__name__}: {fault}); the run goes on.")
+        # Not the clock: a training that takes every core would hide itself. The first also loads matplotlib.
+        self._cost = time.thread_time() - busy if self._handle else 0.0
 
 
 def _kernel_ends(seconds: float = 2.0) -> bool:
@@ -614,12 +632,6 @@ def _plan_text(plan: Plan) -> str:
     return "\n".join([*lines, "differs from its base:", *changes])
 
 
-def _draw(moment: live.Moment) -> tuple[bytes, bytes, str]:
-    """Draw the curves in each theme; returns PNG light, PNG dark, and the picture in words."""
-    images = curves.pair(moment.metrics, title=moment.state["recipe"], total_steps=moment.steps)
-    return *images, curves.describe(moment.metrics)
-
-
 def status(moment: live.Moment) -> str:
     """Return one line on a run: state, step, time so far, time left, cause."""
     words = moment.state["state"]
@@ -664,8 +676,3 @@ def _moment_html(
 def _moment_text(moment: live.Moment, health: list[lights.Light] | None = None) -> str:
     bad = [str(light) for light in health or () if light.outcome in ("fail", "warn")]
     return "\n".join([status(moment), *filter(None, [pace(moment), "; ".join(bad)]), *moment.tail[-3:]])
-
-
-def _update(handle: Any, bundle: dict[str, str]) -> Any:
-    handle.update(bundle, raw=True)
-    return handle

@@ -9,6 +9,7 @@ seeds   validation reward before, during and after training for --pairs seeds (t
 ratio   the quickstart through the notebook against bare verl with the same argv and environment, in turn
 faults  the same faults given to bare verl and to `recipes check`: what each says, and after how many seconds
 metrics speed and memory of the readers: JSON lines, TensorBoard against its own reader, a console log of 1 GB
+redraw  the live board of a run of 2,000 steps: its curves in both themes, its lights, its HTML
 batch   8 quick runs (real but for verl), one then --pairs at a time: speed-up, overhead a run, against plain papermill
 watching memory of the supervisor, its guard and `recipes watch` while a run writes a log of 2 GB
 fresh   a fresh clone: seconds from scripts/quickstart.sh to the curve (needs a package index)
@@ -36,12 +37,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from recipes import metrics as tables  # noqa: E402
-from recipes import notebook, params  # noqa: E402
+from recipes import notebook, page, params  # noqa: E402
 from recipes.command import build  # noqa: E402
 from recipes.run.causes import last_exception  # noqa: E402
 
 RECIPE = "quickstart/grpo"
-WHAT = ("quick", "plan", "run", "seeds", "ratio", "faults", "metrics", "watching", "batch", "fresh")
+WHAT = ("quick", "plan", "run", "seeds", "ratio", "faults", "metrics", "redraw", "watching", "batch", "fresh")
 
 
 def quick() -> dict:
@@ -228,6 +229,34 @@ def metrics(steps: int | None) -> dict:
     return {}
 
 
+def redraw(steps: int | None) -> dict:
+    """Medians of 15. The keys are those of a real run of verl; its few steps are repeated with a tenth of noise."""
+    import numpy as np
+    import pandas as pd
+
+    from recipes import curves, lights
+
+    steps = steps or 2_000
+    real = tables.read_jsonl(ROOT / "tests" / "data" / "metrics" / "one_run" / "metrics.jsonl").table
+    noise = np.random.default_rng(0).normal(1, 0.1, (steps, real.shape[1]))
+    values = np.resize(real.ffill().bfill().to_numpy(), noise.shape) * noise
+    found = tables.as_metrics(pd.DataFrame(values, index=np.arange(1, steps + 1), columns=real.columns))
+    sheet, took, busy = curves.Sheet(), [], []
+    for _ in range(16):
+        began, spent = time.perf_counter(), time.process_time()
+        pages = sheet.pair(found, title="a run", total_steps=steps)
+        html = page.block(page.picture(*pages, curves.describe(found)), lights.row(lights.lights(found)))
+        took.append(time.perf_counter() - began)
+        busy.append(time.process_time() - spent)
+    return {
+        "steps x metrics": f"{steps} x {real.shape[1]}",
+        "the first redraw, s": round(took[0], 2),
+        "a redraw, s (goal 0.3)": round(statistics.median(took[1:]), 3),
+        "of the processor, s": round(statistics.median(busy[1:]), 3),
+        "HTML, MB": round(len(html) / 1e6, 2),
+    }
+
+
 def watching(gigabytes: float = 2.0) -> dict:
     """A run that does nothing but write a log, under a real supervisor and watched by a real `recipes watch`."""
     from recipes.run import launch
@@ -410,6 +439,7 @@ def main() -> None:
         "watching": watching,
     }
     measure["metrics"] = lambda: metrics(given.steps)
+    measure["redraw"] = lambda: redraw(given.steps)
     measure["batch"] = lambda: batch(given.pairs)
     measure["ratio"] = lambda: ratio(given.pairs, given.steps)
     measure["seeds"] = lambda: seeds(given.pairs, given.steps)

@@ -327,10 +327,10 @@ def test_the_command_writes_pictures_and_numbers(tmp_path):
 
 def test_very_many_steps_are_thinned_and_keep_their_spike(tmp_path):
     n = 3000
-    spiky = curve(n, **{"timing_s/step": np.where(np.arange(n) == 1234, 500.0, 2.0)})
+    spiky = curve(n, **{"timing_s/step": np.where(np.arange(n) == 1234, 500.5, 2.0)})
     found = compare.compare([log(tmp_path, "a", spiky), log(tmp_path, "b", curve(n, seed=1))])
     fig = compare_view.figure(found)
-    [panel] = [ax for ax in fig.axes if any(500.0 in line.get_ydata() for line in ax.lines)]
+    [panel] = [ax for ax in fig.axes if any(500.5 in line.get_ydata() for line in ax.lines)]
     assert max(len(line.get_xdata()) for line in panel.lines) < 1500
     assert len(png(fig)) > 10_000
 

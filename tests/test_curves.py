@@ -361,6 +361,24 @@ def test_a_redraw_of_two_thousand_steps_costs_hardly_more_than_one_of_fifty():
     assert ratio < 2.5
 
 
+def test_a_page_drawn_over_another_is_the_page_drawn_by_itself():
+    """Whatever run was on it before: a logarithmic axis, crosses, an empty panel, another span of steps."""
+    sheet, everything = curves.Sheet(), [run[1:] for run in all_kinds_of_runs()]
+    alone = [curves.Sheet().pair(table, **options) for table, options in everything]
+    assert [sheet.pair(table, **options) for table, options in everything] == alone
+    assert [sheet.pair(table, **options) for table, options in reversed(everything)] == alone[::-1]
+
+
+def test_a_page_that_could_not_be_drawn_leaves_nothing_on_the_next(monkeypatch):
+    sheet, table = curves.Sheet(), synthetic(20)
+    fine = sheet.pair(table)
+    with monkeypatch.context() as broken:
+        broken.setattr(curves, "_time", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            sheet.pair(table)
+    assert sheet.pair(table) == fine
+
+
 # --- the words and numbers ---
 
 

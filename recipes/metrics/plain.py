@@ -29,10 +29,11 @@ class Curves:
         """All of a table, but for what was validated before the first step (step 0 of a key that is no validation)."""
         found = cls()
         found.trained = {int(step) for step in metrics.table.index if step > 0}
-        for key in metrics.table:
-            column = metrics.table[key].dropna()
-            points = zip(column.index.tolist(), column.tolist(), strict=True)
-            found.values[key] = {step: value for step, value in points if step > 0 or key.startswith("val-")}
+        steps, there = metrics.table.index.to_numpy(), metrics.table.notna().to_numpy()
+        for i, key in enumerate(metrics.table):
+            counts = there[:, i] if key.startswith("val-") else there[:, i] & (steps > 0)
+            values = metrics.table[key].to_numpy()[counts]
+            found.values[key] = dict(zip(steps[counts].tolist(), values.tolist(), strict=True))
             found.lost[key] = {step for step in metrics.nonfinite.get(key, ()) if step > 0 or key.startswith("val-")}
         return found
 
