@@ -100,6 +100,7 @@ THEMES = {
 BODY, HEAD, TITLE = 9.0, 11.0, 13.0  # points; at 100 dots an inch 9 points are 12.5 pixels of a 960 pixel page
 _WIDTH = 9.6
 _BUCKETS = 300  # the width of a panel in pixels, to the hundred: finer thinning could not be seen
+_MARKED = 60  # points of a line on which marks of five pixels stand apart
 
 
 def _rc(theme: Theme) -> dict[str, Any]:
@@ -617,7 +618,8 @@ def _reward(page: _Page, cell: SubplotSpec) -> None:
     marks = [("D", page.theme.second), ("s", page.theme.stages[3]), ("^", page.theme.stages[1])]
     for s, (marker, color) in zip(validation, marks, strict=False):
         x, y, _ = _path(s)
-        _line(ax, x, y, color=color, lw=1, marker=marker, ms=5, mec=page.theme.surface, mew=0.7, zorder=4)
+        mark = {"lw": 1, "marker": marker, "ms": 5, "mec": page.theme.surface, "mew": 0.7}
+        _line(ax, x, y, color=color, zorder=4, **(mark if len(x) <= _MARKED else {}))
         if len(s.values):
             name = "validation" if len(validation) == 1 else s.key.split("/")[1]
             labels.append((s.values[-1], f"{number(s.values[-1])} {_plain(name, 10)}", color))
