@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recipes import curves
+from recipes import drawing
 from recipes.atomic import replace_file
 from recipes.memory import Memory
 
@@ -59,8 +59,8 @@ def figure(memory: Memory, *, theme: str = "light", title: str = "") -> Figure:
     import matplotlib
     from matplotlib.figure import Figure as Page
 
-    style = curves.THEMES[theme]
-    with matplotlib.rc_context(curves._rc(style)):
+    style = drawing.THEMES[theme]
+    with matplotlib.rc_context(drawing.settings(style)):
         page = Page(figsize=(9.6, 3.0), layout="constrained")
         ax = page.add_subplot()
         groups = parts(memory)
@@ -98,12 +98,12 @@ def encoded(memory: Memory, kind: str, *, theme: str = "light", title: str = "",
 
     file = io.BytesIO()
     metadata = {"Description": describe(memory)} | ({"Date": None, "Creator": None} if kind == "svg" else {})
-    with matplotlib.rc_context(curves._rc(curves.THEMES[theme])):
+    with matplotlib.rc_context(drawing.settings(drawing.THEMES[theme])):
         figure(memory, theme=theme, title=title).savefig(file, format=kind, dpi=dpi, metadata=metadata)
     return file.getvalue()
 
 
-def _bar(ax, row: int, found: list[tuple[str, int]], style: curves.Theme, longest: float) -> None:
+def _bar(ax, row: int, found: list[tuple[str, int]], style: drawing.Theme, longest: float) -> None:
     left, thin = 0.0, []
     for name, size in found:
         width, fill = size / GIGA, style.stages[PARTS.index(name)]

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from recipes import curves, differences, metrics
-from recipes.curves import number, ranges
 from recipes.errors import RecipeError
 from recipes.metrics import Metrics
 from recipes.params import SHORT_NAMES
 from recipes.run.directory import Run, open_run
+from recipes.series import number, ranges, series
 
 AXES = {"step": None, "tokens": "perf/total_num_tokens", "time": "timing_s/step"}
 """How curves are laid over each other, and the key that is summed up for it: tokens of a step over all devices,
@@ -195,7 +195,7 @@ def line(one: Group, key: str, by: str = "step") -> Line | None:
     """
     points, lost = [], set()
     for source in one.sources:
-        s = curves.series(source.metrics, key)
+        s = series(source.metrics, key)
         lost |= set(s.nonfinite)
         if len(s.steps):
             rows = source.metrics.table.index.get_indexer(s.steps)
@@ -301,7 +301,7 @@ def table(groups: Sequence[Group], by: str = "step") -> tuple[list[Row], float]:
 def _value(one: Group, key: str, by: str, end: float) -> Value | None:
     lasts, means = [], []
     for source in one.sources:
-        s = curves.series(source.metrics, key)
+        s = series(source.metrics, key)
         at = positions(source, by)[source.metrics.table.index.get_indexer(s.steps)]
         values = s.values[at <= end]
         if len(values):
@@ -439,7 +439,7 @@ def align(
 
 
 def _recorded(found: Metrics, key: str) -> dict[int, float]:
-    s = curves.series(found, key)
+    s = series(found, key)
     return dict(zip(s.steps.tolist(), s.values.tolist(), strict=True)) | dict.fromkeys(s.nonfinite, math.nan)
 
 

@@ -1,4 +1,4 @@
-"""A comparison to look at: one page of panels in the style of recipes.curves, and the tables beside it as HTML."""
+"""A comparison to look at: one page of panels as recipes.drawing lays them out, and the tables beside it as HTML."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from recipes import compare, curves, differences, page
+from recipes import compare, curves, differences, drawing, page
 from recipes.atomic import replace_file
 from recipes.compare import Comparison, Line
-from recipes.curves import Series, Theme, number, thin
+from recipes.drawing import Theme
 from recipes.masking import mask
+from recipes.metrics import as_metrics
+from recipes.series import BUCKETS, Series, cuts, number, thin, trailing_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,17 +64,17 @@ def figure(found: Comparison, *, theme: Literal["light", "dark"] = "light", titl
     import matplotlib
     from matplotlib.figure import Figure
 
-    look, legend = curves._theme(theme), found.legend()
+    look, legend = drawing.theme_named(theme), found.legend()
     scale, along = _scale(found)
     head = 0.62 + 0.19 * len(legend)
     height = 10.6 + head
     ends = [compare.positions(source, found.by) / scale for source in found.sources]
     first, last = min(float(x[0]) for x in ends), max(float(x[-1]) for x in ends)
     room = 0.01 * (last - first) + (0.5 if found.by == "step" else 1e-9)
-    with matplotlib.rc_context(curves._rc(look)):
-        sheet = curves._Page(
-            fig=Figure(figsize=(curves._WIDTH, height), dpi=100),
-            metrics=curves.as_metrics(_nothing()),
+    with matplotlib.rc_context(drawing.settings(look)):
+        sheet = drawing.Page(
+            fig=Figure(figsize=(drawing.WIDTH, height), dpi=100),
+            metrics=as_metrics(_nothing()),
             theme=look,
             span=(first - room, last + room),
             training=True,
@@ -85,7 +87,7 @@ def figure(found: Comparison, *, theme: Literal["light", "dark"] = "light", titl
         for i, panel in enumerate(panels(found)):
             _panel(sheet, found, panel, cells[divmod(i, 2)], scale)
         _heading(sheet, title or " against ".join(one.name for one in found.groups), legend)
-        curves._print(sheet, outlines=True)
+        sheet.print(outlines=True)
     return sheet.fig
 
 
@@ -106,40 +108,40 @@ def _scale(found: Comparison) -> tuple[float, str]:
     return next((size or 1.0, words) for size, words in units[found.by] if end >= 2 * size)
 
 
-def _heading(sheet: curves._Page, title: str, legend: Sequence[tuple[str, str]]) -> None:
-    curves._say(sheet, None, 0.012, 1, curves._plain(title, 90), dy=-8, va="top", size=curves.TITLE, bold=True)
+def _heading(sheet: drawing.Page, title: str, legend: Sequence[tuple[str, str]]) -> None:
+    sheet.say(None, 0.012, 1, drawing.plain(title, 90), dy=-8, va="top", size=drawing.TITLE, bold=True)
     for i, (letter, words) in enumerate(legend):
         color, dash = _color(sheet.theme, i)
         down = -32 - 13.7 * i
         line = "▬" if dash == "-" else "╍"
-        curves._say(sheet, None, 0.012, 1, f"{line} {letter}", dy=down, va="top", color=color, bold=True)
-        curves._say(sheet, None, 0.055, 1, curves._plain(words, 130), dy=down, va="top")
+        sheet.say(None, 0.012, 1, f"{line} {letter}", dy=down, va="top", color=color, bold=True)
+        sheet.say(None, 0.055, 1, drawing.plain(words, 130), dy=down, va="top")
 
 
-def _panel(sheet: curves._Page, found: Comparison, panel: Panel, cell: Any, scale: float) -> None:
+def _panel(sheet: drawing.Page, found: Comparison, panel: Panel, cell: Any, scale: float) -> None:
     key, lines = chosen(found, panel)
     drawn = [line for line in lines if line is not None and len(line.x)]
     names = f"|{key}|" if any((line.low < 0).any() for line in drawn) and panel.log else key
     longest = max((len(line.x) for line in drawn), default=0)
-    if longest > curves._BUCKETS or (panel.smooth and longest >= _SMOOTHED):
+    if longest > BUCKETS or (panel.smooth and longest >= _SMOOTHED):
         names += f", mean of {max(5, longest // 100)} steps over it"
-    ax = curves._axes(sheet, cell, panel.title, names)
+    ax = sheet.axes(cell, panel.title, names)
     if not drawn:
         needs = curves.NEEDS.get((panel.keys or ("val-core",))[0], ())[:1]
         words = "\n".join(["nobody recorded it", *(f"needs {one}" for one in needs)])
-        curves._say(sheet, ax, 0.5, 0.5, words, ha="center", va="center", color=sheet.theme.muted)
+        sheet.say(ax, 0.5, 0.5, words, ha="center", va="center", color=sheet.theme.muted)
         return
     size = np.abs if panel.log else np.asarray
     values = np.concatenate([size(v) for line in drawn for v in (line.low, line.high)])
     if panel.log and (values > 0).any():
         include = (curves.DIFF_PROBLEM,) if key == "training/rollout_probs_diff_mean" else ()
-        curves._logarithmic(sheet, ax, values[values > 0], include=include)
+        sheet.logarithmic(ax, values[values > 0], include=include)
         if include:
             ax.axhline(curves.DIFF_PROBLEM, color=sheet.theme.alarm, lw=1, ls=(0, (4, 3)), zorder=1.5)
     elif key and values.min() >= 0 and values.max() <= 1 and (key in compare.REWARD or key.startswith("val-")):
-        curves._linear(sheet, ax, 0.0, 1.0)
+        sheet.linear(ax, 0.0, 1.0)
     else:
-        curves._linear(sheet, ax, *curves._extent(values, from_zero=panel.from_zero))
+        sheet.linear(ax, *drawing.extent(values, from_zero=panel.from_zero))
     problem = panel.log and key == "training/rollout_probs_diff_mean"
     labels = [(curves.DIFF_PROBLEM, "▲ problem", sheet.theme.alarm)] if problem else []
     for i, line in enumerate(lines):
@@ -150,7 +152,7 @@ def _panel(sheet: curves._Page, found: Comparison, panel: Panel, cell: Any, scal
         if line.nonfinite:
             at = np.asarray(line.nonfinite, dtype=float)
             top = ax.get_xaxis_transform()
-            curves._line(
+            drawing.draw_line(
                 ax,
                 at,
                 np.ones(len(at)),
@@ -163,7 +165,7 @@ def _panel(sheet: curves._Page, found: Comparison, panel: Panel, cell: Any, scal
                 clip_on=False,
                 zorder=5,
             )
-    curves._end_labels(sheet, ax, labels)
+    sheet.end_labels(ax, labels)
 
 
 def chosen(found: Comparison, panel: Panel) -> tuple[str, list[Line | None]]:
@@ -175,7 +177,7 @@ def chosen(found: Comparison, panel: Panel) -> tuple[str, list[Line | None]]:
     return "", []
 
 
-def _draw(sheet: curves._Page, ax: Axes, line: Line, i: int, panel: Panel, scale: float) -> float:
+def _draw(sheet: drawing.Page, ax: Axes, line: Line, i: int, panel: Panel, scale: float) -> float:
     """A group's line, thinned; its band if it has one. Returns the last value drawn.
 
     A noisy line is drawn faintly, and the mean of five steps, or of a hundredth of a long run, over it.
@@ -193,21 +195,21 @@ def _draw(sheet: curves._Page, ax: Axes, line: Line, i: int, panel: Panel, scale
         kept = np.union1d(thin(low), thin(high))
         ax.fill_between(x[kept], low[kept], high[kept], color=color, alpha=0.16, lw=0)
     s = Series("", x, mean)
-    smooth = len(x) > curves._BUCKETS or (panel.smooth and len(x) >= _SMOOTHED)
+    smooth = len(x) > BUCKETS or (panel.smooth and len(x) >= _SMOOTHED)
     _line(ax, s, mean, color, dash, lw=0.8 if smooth else 1.6, alpha=0.35 if smooth else 1.0)
     if len(x) <= (60 if panel.marked else 1):
-        curves._line(ax, x, mean, ls="none", marker="o", ms=4, mew=0, color=color, zorder=3)
+        drawing.draw_line(ax, x, mean, ls="none", marker="o", ms=4, mew=0, color=color, zorder=3)
     if smooth:
-        mean = curves.trailing_mean(mean, max(5, len(x) // 100))
+        mean = trailing_mean(mean, max(5, len(x) // 100))
         _line(ax, s, mean, color, dash, lw=1.7, alpha=1.0)
     return float(mean[-1])
 
 
 def _line(ax: Axes, s: Series, values: np.ndarray, color: str, dash: Any, *, lw: float, alpha: float) -> None:
     kept = thin(values)
-    cut = curves._cuts(s, kept) if len(s.steps) > 1 else np.empty(0, dtype=int)
+    cut = cuts(s, kept) if len(s.steps) > 1 else np.empty(0, dtype=int)
     x, y = (np.insert(v[kept].astype(float), cut, np.nan) for v in (s.steps, values))
-    curves._line(ax, x, y, color=color, ls=dash, lw=lw, alpha=alpha, zorder=3)
+    drawing.draw_line(ax, x, y, color=color, ls=dash, lw=lw, alpha=alpha, zorder=3)
 
 
 def describe(found: Comparison) -> str:
@@ -229,7 +231,7 @@ def save(found: Comparison, folder: Path, *, title: str | None = None) -> list[P
     written = []
     for theme, name in (("light", "compare.png"), ("dark", "compare-dark.png")):
         drawn = figure(found, theme=theme, title=title)  # type: ignore[arg-type]
-        content = curves.png_to_keep(drawn, describe(found))
+        content = drawing.png_to_keep(drawn, describe(found))
         written.append(replace_file(folder / name, content))
     texts = {"compare.csv": compare.curves_csv(found)}
     texts["compare.json"] = json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n"
@@ -361,6 +363,6 @@ class Compared:
         return rollouts(self.found, step)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        images = [curves.png(figure(self.found, theme=theme)) for theme in ("light", "dark")]  # type: ignore[arg-type]
+        images = [drawing.png(figure(self.found, theme=theme)) for theme in ("light", "dark")]  # type: ignore[arg-type]
         words = describe(self.found)
         return {"text/html": page.block(page.picture(*images, words)), "text/plain": words}

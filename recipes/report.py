@@ -16,10 +16,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from recipes import curves, differences, exports, live, masking, metrics, page, verdict
+from recipes import curves, differences, drawing, exports, live, masking, metrics, page, verdict
 from recipes.atomic import replace_file
 from recipes.errors import RecipeError
 from recipes.run.directory import Run, now, open_run
+from recipes.series import number, series
 
 FILE = "report.html"
 MOST = 2_000_000
@@ -153,7 +154,7 @@ def of_comparison(found: Any) -> str:
 
     def drawn(dpi: int) -> str:
         images = [
-            curves.png(compare_view.figure(found, theme=theme), dpi=dpi)  # type: ignore[arg-type]
+            drawing.png(compare_view.figure(found, theme=theme), dpi=dpi)  # type: ignore[arg-type]
             for theme in ("light", "dark")
         ]
         return _picture(*images, compare_view.describe(found))
@@ -189,12 +190,12 @@ def figures(found: metrics.Metrics) -> list[tuple[str, str]]:
         *((key, key, "") for key in curves.validation_keys(found, limit=3)),
         ("response_length/mean", "response length", " tokens"),
     ):
-        values = curves.series(found, key).values
+        values = series(found, key).values
         if len(values):
             width = 1 if key.startswith("val-") else 5
             first, last, best = values[:width].mean(), values[-width:].mean(), values.max()
-            most = f", {curves.number(float(best))} at most" if name != "response length" else ""
-            said.append((name, f"{curves.number(float(first))} → {curves.number(float(last))}{unit}{most}"))
+            most = f", {number(float(best))} at most" if name != "response length" else ""
+            said.append((name, f"{number(float(first))} → {number(float(last))}{unit}{most}"))
     return said + list(live.pace(found))
 
 
@@ -251,7 +252,7 @@ def _curves(found: metrics.Metrics, title: str, steps: int | None, dpi: int) -> 
     if not len(found.table):
         return _said("No step was made.")
     images = [
-        curves.png(curves.figure(found, theme=theme, title=title, total_steps=steps), dpi=dpi)  # type: ignore[arg-type]
+        drawing.png(curves.figure(found, theme=theme, title=title, total_steps=steps), dpi=dpi)  # type: ignore[arg-type]
         for theme in ("light", "dark")
     ]
     return _picture(*images, curves.describe(found))

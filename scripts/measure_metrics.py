@@ -40,11 +40,11 @@ def measure(root: Path, steps: int, megabytes: int) -> None:
     )
     with tempfile.TemporaryDirectory(prefix="measure-") as folder:
         lines = json_lines(Path(folder) / "metrics.jsonl", steps)
-        ours = "from recipes import metrics, curves"
+        ours = "from recipes import metrics, curves, drawing"
         table = '"table": m.table.memory_usage().sum() / 2**20'
         read = f"m = metrics.read({str(lines)!r})"
         row(f"JSON lines, {steps} steps x 60: read", lines, child(root, ours, read, table))
-        row("the same: read and drawn", lines, child(root, ours, f"{read}; curves.png(curves.figure(m))", table))
+        row("the same: read and drawn", lines, child(root, ours, f"{read}; drawing.png(curves.figure(m))", table))
         lines.unlink()
 
         steps //= 10

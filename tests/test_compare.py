@@ -17,7 +17,7 @@ from PIL import Image
 from recipes import compare, compare_view, params
 from recipes.cli import main
 from recipes.compare import align, group, line, positions, read, table
-from recipes.curves import THEMES, png
+from recipes.drawing import THEMES, png
 from recipes.errors import RecipeError
 from recipes.metrics import as_metrics, write_csv
 from recipes.run.directory import create, write_json

@@ -15,9 +15,11 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from recipes import curves
-from recipes.curves import NEEDS, THEMES, apart, describe, figure, headline, holes, number, png, ranges, save, thin
+from recipes import curves, drawing
+from recipes.curves import NEEDS, describe, figure, headline, save
+from recipes.drawing import THEMES, apart, png
 from recipes.metrics import Broken, Metrics, as_metrics, read_jsonl
+from recipes.series import BUCKETS, holes, number, ranges, series, thin
 
 REAL = Path(__file__).parent / "data/metrics/verl_0.9.1_three_steps.jsonl"
 VALIDATION = "val-core/show_your_work/reward/mean@1"
@@ -328,7 +330,7 @@ def test_a_part_of_the_run_that_is_missing_leaves_a_hole():
 
 
 def test_validation_every_ten_steps_has_no_holes():
-    s = curves.series(as_metrics(synthetic()), VALIDATION)
+    s = series(as_metrics(synthetic()), VALIDATION)
     assert not holes(s).any()
 
 
@@ -346,7 +348,7 @@ def test_a_spike_of_one_step_in_two_thousand_is_on_the_page():
     table.loc[1337, "actor/grad_norm"] = 9.0
     raw, mean = lines(figure(table), NORM)
     assert 9.0 in raw[raw[:, 0] == 1337, 1]
-    assert len(raw) <= 2 * curves._BUCKETS + 2
+    assert len(raw) <= 2 * BUCKETS + 2
     assert mean[:, 1].max() < 3
 
 
@@ -420,7 +422,7 @@ def placed(monkeypatch, draw, *args, **kwargs) -> list[tuple[str, np.ndarray, np
     """(text, lower left, upper right) of every text on the page, in inches."""
     pages = []
     with monkeypatch.context() as patch:
-        patch.setattr(curves, "_print", lambda page, **_: pages.append(page))
+        patch.setattr(drawing.Page, "print", lambda page, **_: pages.append(page))
         draw(*args, **kwargs)
     boxes = []
     for word in (word for words in pages[0].words.values() for word in words if word.text.strip()):
@@ -544,7 +546,7 @@ def test_stages_that_touch_in_the_stack_differ_for_every_kind_of_eye(theme, visi
 
 
 def test_letters_are_never_smaller_than_nine_points():
-    assert min(curves.BODY, curves.HEAD, curves.TITLE) >= 9
+    assert min(drawing.BODY, drawing.HEAD, drawing.TITLE) >= 9
 
 
 def test_pictures_have_the_size_they_promise_and_the_colour_of_their_theme():
@@ -620,8 +622,8 @@ def test_values_of_any_size_can_be_drawn(recwarn):
 
 def test_importing_the_module_does_not_import_matplotlib_and_drawing_not_pyplot():
     code = (
-        "import sys, recipes.curves as c; print('matplotlib' in sys.modules, 'torch' in sys.modules);"
-        "import pandas as pd; c.png(c.figure(pd.DataFrame())); print('matplotlib.pyplot' in sys.modules)"
+        "import sys, recipes.curves as c, recipes.drawing as d; print('matplotlib' in sys.modules, 'torch' in sys.modules);"
+        "import pandas as pd; d.png(c.figure(pd.DataFrame())); print('matplotlib.pyplot' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["False", "False", "False"]

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from test_compare import curve, log, run_of
 from test_curves import synthetic
 
-from recipes import curves, lights, live, notebook, report
+from recipes import curves, drawing, lights, live, notebook, report
 from recipes.cli import main
 from recipes.errors import RecipeError
 from recipes.metrics import as_metrics
@@ -270,8 +270,8 @@ def test_the_dark_picture_is_the_light_one_in_other_colours():
     data = synthetic(40)
     data.loc[30, "actor/entropy"] = np.inf
     light, dark = curves.Sheet().pair(data, title="x")
-    assert light == curves.png(curves.figure(data, title="x"))
-    drawn = curves.png(curves.figure(data, theme="dark", title="x"))
+    assert light == drawing.png(curves.figure(data, title="x"))
+    drawn = drawing.png(curves.figure(data, theme="dark", title="x"))
     pixels = [np.asarray(Image.open(BytesIO(picture)).convert("RGB")) for picture in (dark, drawn)]
     # Two words that touch are one shape where they have one colour; nothing else may differ.
     assert (pixels[0] != pixels[1]).any(axis=2).sum() < 100
