@@ -20,7 +20,7 @@ from recipes import completion
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for pictures, CSV and JSON.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report: one HTML file that needs no network.")
 @click.option("--tolerance", type=click.FloatRange(0), help="Of two: largest difference of a value that is none.")
-@click.option("--in-a-row", "times", type=click.IntRange(1), default=3, help="Of two: steps that must differ in a row.")
+@click.option("--in-a-row", "times", type=click.IntRange(1), default=5, help="Of two: steps that must differ in a row.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def compare_command(
     sources: tuple[str, ...],
@@ -37,7 +37,7 @@ def compare_command(
     sources with the same LABEL, are one group: its mean, and a band from the lowest to the highest.
 
     Of two, values are also compared step by step: the first step that is not equal, and the first of several in a row
-    whose difference is more than the first source's own noise, or than --tolerance. That is what a log of NPUs is held
+    that differ by more than chance lets them, or than --tolerance. That is what a log of NPUs is held
     against a log of GPUs for.
 
     \b

@@ -329,14 +329,14 @@ ALIGNED = (
 and as the trainer sees it."""
 EQUAL = 1e-6
 """Relative difference up to which two numbers are the same: float32 rounds at 6e-8, and a mean of many sums it up."""
-NOISE = 3.0
-"""Standard deviations. Two runs that are each as noisy as the first is from step to step differ by this much in one
-step of 370; three such steps in a row are no accident."""
-TIMES = 3
+NOISE = 5.0
+"""Standard deviations of a mean difference. Judged at each of two thousand steps, one pair of runs in a thousand whose
+steps differ by chance alone goes beyond; real quickstarts of other seeds stay below 3, broken ones reach 7 to 13."""
+TIMES = 5
 WHY = {
     "given": "given: by --tolerance",
-    "noise": f"noise: {NOISE:g} standard deviations of the first source's own changes from step to step",
-    "rounding": f"rounding: {EQUAL:g} of the largest value, where the first source hardly changes",
+    "noise": f"noise: {NOISE:g} standard deviations of such a mean, as the calmer source varies from step to step",
+    "rounding": f"rounding: {EQUAL:g} of the largest value, where a source hardly varies",
     "few": "few: fewer than 6 steps in common show no noise, and nothing is judged; --tolerance sets one",
 }
 """Where a tolerance comes from."""
@@ -349,7 +349,7 @@ class Aligned:
 
     `tolerance` is None where none could be told, and `why`, a word of WHY, is where it comes from. `unequal` is the
     first step whose values differ at all (EQUAL), `diverged` the first of `times` steps in a row that differ by more
-    than `tolerance`.
+    than `tolerance`; where the tolerance comes of noise, of steps whose mean difference does, the largest left out.
     """
 
     key: str
@@ -416,9 +416,10 @@ def align(
 ) -> list[Aligned]:
     """Compare two sources step by step, key by key; keys that not both have are left out.
 
-    `tolerance` is absolute. Without one it is NOISE standard deviations of what the first source changes from one step
-    to the next (their median absolute deviation x 1.4826, which equals the deviation of a normal distribution and
-    minds no outlier), and at least EQUAL of its size: two runs of equal noise differ as two steps of one run do.
+    `tolerance` is absolute. Without one the mean difference of `times` steps in a row is judged, the largest of them
+    left out, so that no outlier parts two runs: by NOISE standard deviations of such a mean, or EQUAL of the values'
+    size, if that is more. What a step is by chance is taken from the calmer source, whichever is named first: the noise
+    of one that has gone astray would hide it.
     """
     found = []
     for key in keys:
@@ -427,13 +428,18 @@ def align(
         if not len(steps):
             continue
         x, y = (np.array([side[step] for step in steps.tolist()]) for side in (left, right))
-        allowed, why = (tolerance, "given") if tolerance is not None else _tolerance(x)
+        allowed, why = (tolerance, "given") if tolerance is not None else _tolerance(x, y, times)
         one = Aligned(key, steps, x, y, allowed, why, times, None, None)
         size = np.fmax(np.abs(x), np.abs(y))
         delta = np.abs(one.delta)
         different = delta > EQUAL * np.nan_to_num(size)
         unequal = int(steps[np.argmax(different)]) if different.any() else None
-        diverged = None if allowed is None else _in_a_row(steps, delta > allowed, times)
+        if allowed is None:
+            diverged = None
+        elif why == "noise":
+            diverged = _on_the_whole(steps, one.delta, allowed, times)
+        else:
+            diverged = _in_a_row(steps, delta > allowed, times)
         found.append(Aligned(key, steps, x, y, allowed, why, times, unequal, diverged))
     return found
 
@@ -443,16 +449,34 @@ def _recorded(found: Metrics, key: str) -> dict[int, float]:
     return dict(zip(s.steps.tolist(), s.values.tolist(), strict=True)) | dict.fromkeys(s.nonfinite, math.nan)
 
 
-def _tolerance(values: np.ndarray) -> tuple[float | None, str]:
-    finite = values[np.isfinite(values)]
-    changes = np.diff(finite)
-    if len(changes) < _CHANGES:
+def _tolerance(a: np.ndarray, b: np.ndarray, times: int) -> tuple[float | None, str]:
+    both = np.isfinite(a) & np.isfinite(b)
+    a, b = a[both], b[both]
+    if len(a) <= _CHANGES:
         return None, "few"
-    deviation = 1.4826 * float(np.median(np.abs(changes - np.median(changes))))  # less the median: a trend is no noise
-    floor = EQUAL * float(np.abs(finite).max())
-    if NOISE * deviation <= floor:
-        return floor, "rounding"
-    return NOISE * deviation, "noise"
+    floor = EQUAL * float(max(np.abs(a).max(), np.abs(b).max()))
+    deviation = math.sqrt(2) * min(_deviation(a), _deviation(b))
+    tolerance = NOISE * deviation / math.sqrt(times)
+    return (tolerance, "noise") if tolerance > floor else (floor, "rounding")
+
+
+def _deviation(values: np.ndarray) -> float:
+    """The standard deviation of a step by chance.
+
+    Second differences leave a trend out; those of values with the variance v have the variance 6 v. Their median size x
+    1.4826 is the standard deviation of a normal distribution, and minds no outlier.
+    """
+    return 1.4826 * float(np.median(np.abs(np.diff(values, 2)))) / math.sqrt(6)
+
+
+def _on_the_whole(steps: np.ndarray, delta: np.ndarray, tolerance: float, times: int) -> int | None:
+    """The first step beyond the tolerance of the first `times` in a row whose mean is, the largest left out."""
+    for i in range(len(steps) - times + 1):
+        window = delta[i : i + times]
+        rest = np.delete(window, np.argmax(np.abs(window))) if times > 1 else window
+        if abs(rest.mean()) > tolerance:
+            return int(steps[i + int(np.argmax(np.abs(window) > tolerance))])
+    return None
 
 
 def _in_a_row(steps: np.ndarray, wrong: np.ndarray, times: int) -> int | None:
@@ -582,7 +606,10 @@ class Comparison:
         reasons = dict.fromkeys(WHY[one.why] for one in self.alignment)
         times = max(one.times for one in self.alignment)
         row = f"{times} steps in a row that differ" if times > 1 else "a step that differs"
-        return f"A divergence is {row} by more than the tolerance. Tolerances: {'; '.join(reasons)}."
+        words = f"A divergence is {row} by more than the tolerance"
+        if "noise" in {one.why for one in self.alignment} and times > 1:
+            words += ": where it comes of noise, on the mean, the largest difference left out"
+        return f"{words}. Tolerances: {'; '.join(reasons)}."
 
     def alignment_shown(self) -> list[Aligned]:
         """What is worth its rows: the reward, and the first of the log-probabilities."""

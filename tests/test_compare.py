@@ -220,6 +220,27 @@ def test_noise_is_no_divergence_and_a_shift_is(tmp_path):
     assert (b - a, delta / a) == (pytest.approx(delta), pytest.approx(relative))
 
 
+QUICKSTARTS = Path(__file__).parent / "data" / "verdict"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "parts"),
+    [
+        ("quickstart", "quickstart_lr_1e-3", True),
+        ("quickstart", "quickstart_lr_5e-5", True),
+        ("quickstart", "quickstart_seed_2", False),
+        ("quickstart_seed_3", "quickstart_seed_2", False),
+        ("quickstart_seed_3", "quickstart_seed_5", False),
+    ],
+)
+def test_real_runs_part_in_reward_where_one_goes_astray_whichever_is_named_first(one, other, parts):
+    """The rewards of runs that differ in their seed alone do not part; a learning rate of ten or of half does it."""
+    sources = read([str(QUICKSTARTS / f"{name}.csv") for name in (one, other)])
+    found = [align(*pair, keys=(REWARD,))[0].diverged for pair in (sources, sources[::-1])]
+    assert found[0] == found[1]
+    assert (found[0] is not None) == parts
+
+
 def test_a_single_outlier_is_no_divergence_unless_one_is_asked_for(tmp_path):
     odd = curve(seed=1)
     odd.loc[9, REWARD] += 5

@@ -622,7 +622,8 @@ def test_values_of_any_size_can_be_drawn(recwarn):
 
 def test_importing_the_module_does_not_import_matplotlib_and_drawing_not_pyplot():
     code = (
-        "import sys, recipes.curves as c, recipes.drawing as d; print('matplotlib' in sys.modules, 'torch' in sys.modules);"
+        "import sys, recipes.curves as c, recipes.drawing as d;"
+        "print('matplotlib' in sys.modules, 'torch' in sys.modules);"
         "import pandas as pd; d.png(c.figure(pd.DataFrame())); print('matplotlib.pyplot' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

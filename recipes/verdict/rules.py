@@ -6,6 +6,7 @@ A rule yields at least one judgement, so that a verdict never passes over anythi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -30,6 +31,9 @@ VALID = "training/rollout_probs_diff_valid"
 PEARSON = "training/rollout_actor_probs_pearson_corr"
 WATCHED = (REWARD, ENTROPY, GRAD, "actor/pg_loss", PPO_KL, DIFFERENCE)
 """Every GRPO run with Megatron computes these; one that is missing fails."""
+
+OF_THE_TRAINING = ("actor/", "critic/", "prompt_length/", "response", "rollout_corr/", "training/", "val-core/")
+"""How keys begin of which no value may be other than finite: none is a time or a side of a validation."""
 
 CLIPPED, ABORTED = "response_length/clip_ratio", "response/aborted_ratio"
 ADVANTAGES = ("critic/advantages/max", "critic/advantages/min")
@@ -203,12 +207,15 @@ def _enough(s: Subject) -> Iterator[tuple]:
 def _finite(s: Subject) -> Iterator[tuple]:
     """Every watched value is there and finite, and no log says that a gradient was not."""
     found = False
-    validated = [key for key in s.curves.values.keys() | s.curves.lost.keys() if key.startswith("val-core/")]
-    watched = [*WATCHED, *s.told.expected, PEARSON, KL_LOSS, "rollout_corr/kl", *ADVANTAGES, CLIPPED, ABORTED]
-    for key in dict.fromkeys([*watched, *sorted(validated)]):
-        if lost := s.curves.nonfinite(key):
-            found = True
-            yield "fail", f"{key} is not finite at {_count(lost)}", lost[0]
+    lost = {key: steps for key in sorted(s.curves.lost) if (steps := s.curves.nonfinite(key))}
+    bad = [key for key in lost if key.startswith(OF_THE_TRAINING) or key in s.told.expected]
+    for key in sorted(bad, key=lambda key: (key not in WATCHED, lost[key][0]))[:SHOWN]:
+        found = True
+        yield "fail", f"{key} is not finite at {_count(lost[key])}", lost[key][0]
+    if len(bad) > SHOWN:
+        yield "fail", f"nor are {len(bad) - SHOWN} more: {', '.join(bad[SHOWN:][:SHOWN])}"
+    for key in [key for key in lost if key not in bad][:SHOWN]:
+        yield "warn", f"{key} is not finite at {_count(lost[key])}; it says nothing of the training", lost[key][0]
     invalid = first_of(s.curves.points(VALID), lambda v: v == 0)
     if invalid is not None:
         found = True
@@ -229,7 +236,7 @@ def _finite(s: Subject) -> Iterator[tuple]:
         found = True
         yield "fail", f"{key} was not computed at {_count(steps)}", steps[0]
     if not found:
-        yield "pass", "every watched value is finite"
+        yield "pass", "every value of the training is finite"
 
 
 def _holes(s: Subject, key: str) -> list[int]:
@@ -254,11 +261,16 @@ def _mismatch(s: Subject) -> Iterator[tuple]:
             yield "warn", f"{words}, more than {warn:g}", step, limits.source("probability_difference_warn")
         else:
             yield "pass", words, None, limits.source("probability_difference_warn")
-    points = s.curves.points(PEARSON)
-    if (step := first_of(points, lambda v: v < limits.pearson_fail)) is not None:
-        lowest = min(value for _, value in points)
-        words = f"the correlation of the two falls to {lowest:.4f}, below {limits.pearson_fail:g}"
-        yield "fail", words, step, limits.source("pearson_fail")
+    correlated = s.curves.points(PEARSON)
+    if correlated:
+        at, lowest = min(correlated, key=lambda point: point[1])
+        if (step := first_of(correlated, lambda v: v < limits.pearson_fail)) is not None:
+            words = f"the correlation of the two falls to {lowest:.4f}, below {limits.pearson_fail:g}"
+            yield "fail", words, step, limits.source("pearson_fail")
+        else:
+            yield "pass", f"their correlation is {lowest:.5f} at least (step {at})", None, limits.source("pearson_fail")
+    elif points and not s.live:
+        yield "info", f"{PEARSON} was not computed, so their correlation is not known"
 
 
 @rule("MISMATCH-JUMP", worst="warn")
@@ -336,11 +348,22 @@ def _determinism(s: Subject) -> Iterator[tuple]:
     step = first_of(points, lambda v: v >= bound)
     at, worst = extreme(points)
     largest = s.curves.points(LARGEST)
+    over = first_of(largest, lambda v: v >= limits.deterministic_largest)
+    if over is not None:
+        token = max(value for _, value in largest)
+        words = f"determinism was asked for, and trainer and rollout differ by {token:.2g} in one token"
+        words += f", not below {limits.deterministic_largest:g}"
+        yield "fail", words, over, limits.source("deterministic_largest")
     if step is not None:
         words = f"determinism was asked for, and trainer and rollout differ by {worst:.2g} (step {at}), not below"
         yield "fail", f"{words} {bound:g}", step, limits.source("deterministic_difference")
+    elif over is not None:
+        pass
     elif worst == 0 and len(largest) == len(points) and all(value == 0 for _, value in largest):
         yield "pass", f"bitwise: the probabilities of every sampled token are equal in all {len(points)} steps"
+    elif worst == 0 and not any(value for _, value in largest):
+        words = f"the mean difference is 0 in all {len(points)} steps; {LARGEST}, which would show that every token is"
+        yield "pass", f"{words} equal, was computed in {len(largest)} of them"
     else:
         yield "pass", f"trainer and rollout differ by {worst:.2g} at most: rounding, but not bitwise"
 
@@ -486,6 +509,16 @@ def _signal(s: Subject) -> Iterator[tuple]:
             yield "fail", f"never computed: {' and '.join(ADVANTAGES)}"
         return
     step = first_of(flat, lambda v: v == 0, s.limits.no_signal_steps)
+    # With a KL penalty in the reward advantages differ where no score does: then only the penalty is learned.
+    same = first_of(_spread(s, "critic/score"), lambda v: v == 0, s.limits.no_signal_steps)
+    if same is not None and (step is None or same < step):
+        value = s.curves.values["critic/score/max"][same]
+        words = (
+            f"every response has the score {value:g} for {s.limits.no_signal_steps} steps: there is nothing to learn"
+        )
+        words += ", and the reward function may never match" if value == 0 else ""
+        yield "fail", words, same, s.limits.source("no_signal_steps")
+        return
     if step is None:
         yield "pass", "groups disagree, so there is a signal", None, s.limits.source("no_signal_steps")
         return
@@ -496,10 +529,17 @@ def _signal(s: Subject) -> Iterator[tuple]:
     yield "fail", words, step, s.limits.source("no_signal_steps")
 
 
+def _spread(s: Subject, stem: str) -> Points:
+    """The distance of the largest to the smallest of a step, where both were computed."""
+    low, high = s.curves.values.get(f"{stem}/min", {}), s.curves.values.get(f"{stem}/max", {})
+    return [(step, high[step] - low[step]) for step in sorted(low.keys() & high.keys())]
+
+
 @rule("REWARD COLLAPSE", stops=True)
 def _reward(s: Subject) -> Iterator[tuple]:
-    """The reward keeps what it has gained."""
-    found = means(s.curves.points(REWARD))
+    """The reward keeps what it has gained, but for what chance takes."""
+    limits, points = s.limits, s.curves.points(REWARD)
+    found = means(points)
     if len(found) < 6:
         return
     first, last = found[0][1], found[-1][1]
@@ -507,14 +547,34 @@ def _reward(s: Subject) -> Iterator[tuple]:
     words = (
         f"mean reward of five steps: {first:.2f} at the start, {best:.2f} at best (step {at}), {last:.2f} at the end"
     )
-    bound = s.limits.reward_kept * best
-    if best > 0 and last < bound:
+    # Shares are of what lies above the lowest reward there is: 0, or what a reward with negative values fell to.
+    low = min([0.0, *(value for _, value in s.curves.points("critic/rewards/min"))])
+    noise, source = _noise(points), limits.source("reward_kept", "reward_noise")
+    bound = min(low + limits.reward_kept * (best - low), best - limits.reward_noise * noise)
+    # A run is not ended for one bad moment: judged at each of its steps, chance has many tries.
+    recent = found[-limits.reward_steps :] if s.live else found[-1:]
+    if best > low and all(step > at and value < bound for step, value in recent):
         fell = next(step for step, value in found if step > at and value < bound)
-        yield "fail", f"{words}, less than {s.limits.reward_kept:g} of it", fell, s.limits.source("reward_kept")
+        kept = (
+            f"less than {limits.reward_kept:g} of it"
+            if low == 0
+            else f"{(last - low) / (best - low):.2f} of it above {low:g}"
+        )
+        yield "fail", f"{words}, {kept}", fell, source
     elif last < first:
-        yield "warn", f"{words}: it fell"
+        yield "warn", f"{words}: it fell", None, source
     else:
-        yield "pass", words, None, s.limits.source("reward_kept")
+        yield "pass", words, None, source
+
+
+def _noise(points: Points) -> float:
+    """The standard deviation of a mean of five steps in a row, as far as it is chance.
+
+    Second differences leave a trend out; of values with the variance v each has the variance 6 v.
+    """
+    values = [value for _, value in points]
+    twice = [before - 2 * value + after for before, value, after in zip(values, values[1:], values[2:], strict=False)]
+    return math.sqrt(sum(d * d for d in twice) / len(twice) / 6 / 5) if twice else 0.0
 
 
 @rule("PLATEAU", worst="info")

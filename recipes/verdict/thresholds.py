@@ -33,6 +33,7 @@ class Thresholds:
     deterministic_difference: float = _number(
         1e-6, "largest mean probability difference of a deterministic run that is rounding", "published bitwise runs"
     )
+    deterministic_largest: float = _number(1e-4, "the same of a single token; real deterministic runs show 1e-6")
     jump_factor: float = _number(3.0, "probability difference, times its median of the first steps, that is a jump")
     jump_first: int = _number(5, "steps of that median")
     jump_floor: float = _number(1e-3, "probability difference below which nothing is a jump")
@@ -64,6 +65,9 @@ class Thresholds:
 
     no_signal_steps: int = _number(2, "steps in a row whose advantages are all 0")
     reward_kept: float = _number(0.75, "share of its best mean reward that a run keeps; a lr of 1e-3 kept 0.69")
+    # Of flat rewards of chance alone, in 120 steps: one run in a hundred fails at its end, four end early.
+    reward_noise: float = _number(5.0, "fall of the mean reward, times the noise of such a mean, that is no chance")
+    reward_steps: int = _number(5, "means in a row that must have fallen before a run is ended early for it")
     plateau_steps: int = _number(20, "steps without a better mean reward that are a plateau")
     clip_ratio_warn: float = _number(0.3, "mean share of responses cut at the limit")
     clip_ratio_fail: float = _number(0.5, "the same, if it still rises")
