@@ -550,6 +550,10 @@ class Comparison:
         return [source for one in self.groups for source in one.sources]
 
     @property
+    def shortest(self) -> Source:
+        return min(self.sources, key=lambda source: float(positions(source, self.by)[-1]))
+
+    @property
     def letters(self) -> list[str]:
         return [chr(ord("A") + i) for i in range(len(self.groups))]
 
@@ -577,8 +581,8 @@ class Comparison:
         """What the numbers of the table are."""
         where = {"step": f"step {self.end:.0f}", "tokens": f"{self.end:,.0f} tokens", "time": f"{self.end:,.0f} s"}
         return (
-            f"Up to {where[self.by]}, where the first of them ends: mean of the last {LAST} steps (of validation the "
-            "last value), in brackets of all."
+            f"Up to {where[self.by]}, where {self.shortest.name} ends, the first of them: mean of the last {LAST} "
+            "steps (of validation the last value), in brackets of all."
         )
 
     def aligned(self) -> tuple[list[str], list[list[str]]]:

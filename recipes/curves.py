@@ -339,7 +339,7 @@ def _mismatch(page: Page, cell: SubplotSpec) -> None:
     distance = Series(_PEARSON, pearson.steps, np.maximum(1 - pearson.values, 0), pearson.nonfinite)
     if distance.recorded or kl.recorded:
         page.logarithmic(ax, np.concatenate([distance.values, np.abs(kl.values)]))
-        labels = _on_log(ax, distance, theme.first, "1 − Pearson") + _on_log(ax, kl, theme.second, "|KL|")
+        labels = _on_log(ax, distance, theme.first, "(1 − Pearson)") + _on_log(ax, kl, theme.second, "|KL|")
         page.end_labels(ax, labels)
         page.crosses(ax, {"Pearson": distance, "KL": kl})
     else:
@@ -474,7 +474,9 @@ def _on_log(ax: Axes, s: Series, color: str, name: str) -> list[Label]:
     """The size of a value on a logarithmic axis; an exact zero is a triangle at its foot. Returns the end label."""
     size = np.abs(s.values)
     positive = size > 0
-    draw_series(ax, Series(s.key, s.steps[positive], size[positive], s.nonfinite), color)
+    # Cut at zeros as at values that are not finite: no line runs through what it cannot show.
+    cut = tuple(sorted({*s.nonfinite, *s.steps[~positive].tolist()}))
+    draw_series(ax, Series(s.key, s.steps[positive], size[positive], cut), color)
     if not positive.all():
         zeros, foot = s.steps[~positive], ax.get_xaxis_transform()
         height = np.full(len(zeros), 0.03)
@@ -547,7 +549,7 @@ def _stack(page: Page, ax: Axes, steps: np.ndarray, parts: dict[str, np.ndarray]
     if far.any():
         more = f", and {far.sum() - 1} more" if far.sum() > 1 else ""
         words = f"▲ step {steps[far][0]}: {number(total[far][0])} s{more}"
-        page.say(ax, steps[far][0] + 0.5, 1, words, within=ax.get_xaxis_transform(), dx=3, dy=-2, va="top")
+        page.say(ax, steps[far][0] + 0.5, 1, words, within=ax.get_xaxis_transform(), dx=3, dy=-2, va="top", paper=True)
     page.end_labels(ax, labels, swatch=True)
 
 
@@ -556,7 +558,8 @@ def _absent(page: Page, ax: Axes, key: str, *, brief: bool = False) -> None:
     if not page.training:
         lines = [] if brief else ["waiting for the first training step"]
     elif key in NEEDS:
-        lines = ["not recorded; needs", *NEEDS[key][: 1 if brief else None]]
+        needed = [line for setting in NEEDS[key][: 1 if brief else None] for line in _folded(setting, 46)]
+        lines = ["not recorded; needs", *needed]
     else:
         lines = ["not recorded, though verl writes", f"{key} at every training step"]
     page.say(ax, 0.5, 0.5, "\n".join(lines), ha="center", va="center", color=page.theme.muted)

@@ -520,9 +520,9 @@ def draw_line(ax: Axes, x: Any, y: Any, **look: Any) -> None:
 def draw_series(ax: Axes, s: Series, color: str) -> None:
     """A line with its holes, thinned; points without a neighbour as dots, since a line of one point can't be seen.
 
-    Where the steps stand closer than pixels their line is a faint ground, and their mean is the line.
+    Where the steps stand closer than two pixels their line is a faint ground, and their mean is the line.
     """
-    close = len(s.values) > BUCKETS
+    close = len(s.values) > BUCKETS // 2
     x, y, alone = path(s)
     if not len(x):
         return

@@ -237,9 +237,10 @@ def _verdict(told: Mapping[str, Any], *, bare: bool = False) -> str:
     rows = []
     for one in told["judgements"]:
         kind, step = escape(one["outcome"]), "" if one["step"] is None else str(one["step"])
-        cells = "".join(map(_cell, (one["rule"], one["sentence"], step)))
+        source = one["source"] if kind in ("fail", "warn") else ""
+        cells = "".join(map(_cell, (one["rule"], one["sentence"], step, source)))
         rows.append(f'<tr><td class="{kind}">{kind}</td>{cells}</tr>')
-    head = "<tr><th></th><th>rule</th><th>what it found</th><th>step</th></tr>"
+    head = "<tr><th></th><th>rule</th><th>what it found</th><th>step</th><th>threshold from</th></tr>"
     kind = "pass" if told["passed"] else "fail"
     return f'<p class="{kind}">{escape(words)}</p><table>{head}{"".join(rows)}</table>'
 

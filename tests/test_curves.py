@@ -210,8 +210,9 @@ def test_a_constant_is_not_blown_up_into_noise():
     ],
 )
 def test_an_empty_panel_says_which_parameter_turns_it_on(drop, needs):
-    assert needs not in words(figure(synthetic()))
-    assert needs in words(figure(synthetic().drop(columns=drop)))
+    lines = set(curves._folded(needs, 46))  # the longest is broken once: it would leave its panel
+    assert not lines <= set(words(figure(synthetic())))
+    assert lines <= set(words(figure(synthetic().drop(columns=drop))))
 
 
 def test_missing_lines_of_a_panel_name_their_parameter_in_the_margin():

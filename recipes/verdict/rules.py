@@ -267,7 +267,7 @@ def _mismatch(s: Subject) -> Iterator[tuple]:
         if (step := first_of(correlated, lambda v: v < limits.pearson_fail)) is not None:
             words = f"the correlation of the two falls to {lowest:.4f}, below {limits.pearson_fail:g}"
             yield "fail", words, step, limits.source("pearson_fail")
-        else:
+        elif points:
             yield "pass", f"their correlation is {lowest:.5f} at least (step {at})", None, limits.source("pearson_fail")
     elif points and not s.live:
         yield "info", f"{PEARSON} was not computed, so their correlation is not known"
