@@ -159,14 +159,15 @@ class Baseline:
         return f"{words} of {self.hardware}, stack {self.stack}"
 
     def compare(self, curves: Curves) -> list[Compared]:
-        """Every band against a run. What is missing, not finite, or not there yet fails."""
+        """Every band against a run. What is missing, not finite, or not there yet fails; a short run, as a whole."""
+        last = max(curves.trained, default=0)
+        if last < self.steps:
+            words = f"the run has {last} steps, and the baseline is of runs of {self.steps}: nothing can be compared"
+            return [Compared("steps", "fail", words, None, None, performance=False)]
         return [self._compared(band, curves) for band in self.bands]
 
     def _compared(self, band: Band, curves: Curves) -> Compared:
-        last = max(curves.trained, default=0)
         try:
-            if last < band.last:
-                raise ValueError(f"{band.key} needs {band.last} steps, and the run has {last}")
             value = band.measure(curves)
         except ValueError as fault:
             return Compared(band.key, "fail", str(fault), None, None, band.performance)
@@ -255,6 +256,11 @@ def make(samples: Sequence[Sample], *, warmup: int = WARMUP, today: datetime.dat
         twice = [v for v in values if v is not None and values.count(v) > 1]
         if twice:
             raise RecipeError(f"{name} {twice[0]} {words}.")
+    for i, one in enumerate(samples):
+        for other in samples[:i]:
+            if one.curves.values == other.curves.values:
+                names = f"{other.about.get('run')} and {one.about.get('run')}"
+                raise RecipeError(f"The runs {names} have the same values at every step: a copy is no spread.")
     if not 0 <= warmup < steps[0]:
         raise RecipeError(f"--warmup {warmup} leaves nothing of {steps[0]} steps.")
     first = samples[0]
@@ -295,7 +301,12 @@ def _band(key: str, samples: Sequence[Sample], first: int, last: int, timed: boo
     middle, n = fmean(values), len(values)
     spread = _T[min(n - 2, len(_T) - 1)] * stdev(values) * math.sqrt(1 + 1 / n)
     half = max(spread, tolerance.relative * abs(middle), tolerance.absolute)
-    low = None if tolerance.worse == "above" else _rounded(middle - half)
+    bottom = middle - half
+    if bottom <= 0 < min(values):
+        # A band that begins at or below 0 would hold whatever a positive quantity falls to: its logarithm has a spread.
+        logs = [math.log(value) for value in values]
+        bottom = math.exp(fmean(logs) - _T[min(n - 2, len(_T) - 1)] * stdev(logs) * math.sqrt(1 + 1 / n))
+    low = None if tolerance.worse == "above" else _rounded(bottom)
     high = None if tolerance.worse == "below" else _rounded(middle + half)
     return dataclasses.replace(whole, middle=_rounded(middle), low=low, high=high)
 
