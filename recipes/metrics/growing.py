@@ -23,7 +23,11 @@ MAX_LINE = 32 * 2**20
 _HEAD_BYTES = 4096
 GZIP = b"\x1f\x8b"
 CUT = "the gzip file has no end: it is being written, or was cut here"
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+def is_utf_16(head: bytes) -> bool:
+    """Say whether a text begins as UTF-16 does: with its mark, and with a NUL byte in most of its characters."""
+    return head.startswith((b"\xff\xfe", b"\xfe\xff")) and head.count(0) * 4 >= len(head) - 2
 
 
 class Unpacked:
@@ -69,7 +73,7 @@ class Recoded:
             piece = self._file.read(size)
             if not self._begun and piece:
                 self._begun = True
-                if piece.startswith(UTF_16):
+                if is_utf_16(piece):
                     self._decode = codecs.getincrementaldecoder("utf-16")("replace")
             if self._decode is None:
                 return piece
@@ -102,6 +106,7 @@ class GrowingText:
         self._offset = 0  # of the first byte that was not taken yet, and the number of line ends before it
         self._lines = 0
         self._skipping = False
+        self._anew = False
         self._seen: tuple[int, int] | None = None
         self._latest = Rows().metrics(source=self.path, state="missing", format=self.format)
 
@@ -133,15 +138,15 @@ class GrowingText:
             head = file.read(_HEAD_BYTES)
             status = os.fstat(file.fileno())
             size = status.st_size
-            anew = head.startswith((GZIP, *UTF_16))
+            anew = head.startswith(GZIP) or is_utf_16(head)
             # Only what is read anew is looked at by its time: a text that grows is known by its size.
             seen = (size, status.st_mtime_ns if anew else 0)
             same = head.startswith(self._head)
             if seen == self._seen and same:
                 return self._latest
-            if anew or not same or size < self._offset:
+            if anew or self._anew or not same or size < self._offset:
                 self.start_over()
-            self._head, self._seen = head, seen
+            self._head, self._seen, self._anew = head, seen, anew
             self.settle()
             whole = True
             if anew:

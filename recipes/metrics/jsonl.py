@@ -58,7 +58,7 @@ class JsonLines(GrowingText):
         return self._take(tail, number, report=_is_object(tail))
 
     def _take(self, line: bytes, number: int, *, report: bool = True) -> bool:
-        """Merge one line into the rows. False if it is broken and that was not put on record, as `report` is not set."""
+        """Merge one line into the rows. False if it is broken and that did not go on record, by `report`."""
         if not line.strip():
             return True
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from recipes.errors import RecipeError
 from recipes.metrics.console import read_console
-from recipes.metrics.growing import CUT, GZIP, UTF_16
+from recipes.metrics.growing import CUT, GZIP, is_utf_16
 from recipes.metrics.jsonl import parse_line, read_jsonl
 from recipes.metrics.table import MAX_STEP, Broken, Metrics, Restart, Rows, short
 from recipes.metrics.tensorboard import event_files, is_event_file, read_tensorboard
@@ -155,9 +155,7 @@ def read_parquet(path: str | os.PathLike[str]) -> Metrics:
         raise RecipeError(f"{path} cannot be read as Parquet: {short(fault)}.") from fault
     numbers = all(pa.types.is_floating(column.type) or pa.types.is_integer(column.type) for column in table.columns)
     if steps is None or steps.dtype.kind != "i" or not numbers or ((steps < 0) | (steps >= MAX_STEP)).any():
-        raise RecipeError(
-            f"{path} is no table of metrics: its first column must be step, a whole number from 0 up, the others numbers."
-        )
+        raise RecipeError(f"{path} is no table of metrics: its first column must be step, whole numbers from 0 up.")
     rows = Rows()
     for name, column in zip(table.column_names[1:], table.columns[1:], strict=True):
         there = column.is_valid().to_numpy()
@@ -167,15 +165,15 @@ def read_parquet(path: str | os.PathLike[str]) -> Metrics:
 
 
 def read_csv(path: str | os.PathLike[str]) -> Metrics:
-    """Read CSV as `write_csv` writes it: `step` first, an absent value as an empty field, others as a number, nan or inf."""
+    """Read CSV as `write_csv` writes it: `step` first, an absent value as an empty field, others as numbers."""
     path = Path(path)
     rows, broken, restarts, last = Rows(), [], [], -1
     with path.open("rb") as raw:
-        start = raw.read(2)
-        packed = start == GZIP
+        head = raw.read(1024)
+        packed = head.startswith(GZIP)
         raw.seek(0)
         file = gzip.GzipFile(fileobj=raw) if packed else raw
-        encoding = "utf-16" if start in UTF_16 else "utf-8-sig"
+        encoding = "utf-16" if is_utf_16(head) else "utf-8-sig"
         lines = csv.reader(io.TextIOWrapper(file, encoding=encoding, newline="", errors="replace"))
         names = tuple(next(lines, ["step"])[1:])
         try:
@@ -235,7 +233,7 @@ def _read_folder(path: Path) -> Metrics:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a file, unpacked and as UTF-8. As much as there is, of a gzip file that is damaged or being written."""
+    """The first bytes of a file, unpacked, as UTF-8. As much as there is, of a gzip file that is damaged or grows."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if head.startswith(GZIP):
@@ -243,7 +241,7 @@ def _head(path: Path) -> bytes:
             head = zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
         except zlib.error:
             return b""
-    return head.decode("utf-16", errors="replace").encode(errors="replace") if head.startswith(UTF_16) else head
+    return head.decode("utf-16", errors="replace").encode(errors="replace") if is_utf_16(head) else head
 
 
 def _is_jsonl(head: bytes) -> bool:

@@ -51,11 +51,11 @@ FOLDED: tuple[tuple[str, str], ...] = (
 
 
 NAMES: Mapping[str, Mapping[str, str]] = {
-    # slime/backends/megatron_utils/{model,loss}.py and slime/observability/{rollout,train}_metrics*.py. A raw reward is
-    # one before KL; slime puts KL into the reward only with kl_coef, which is 0 unless set, as in verl. Not here, as they
-    # are other measures: train_rollout_logprob_abs_diff (of logarithms; verl's is of probabilities),
-    # perf/tokens_per_gpu_per_sec (of the rollout alone), rollout/rewards (normalised in their group), rollout/advantages
-    # (a mean over responses; verl's is one over tokens).
+    # slime/backends/megatron_utils/{model,loss}.py and slime/observability/{rollout,train}_metric*.py. A raw reward is
+    # one before KL; slime puts KL into the reward only with kl_coef, which is 0 unless set, as in verl. Not here, as
+    # they are other measures: train_rollout_logprob_abs_diff (of logarithms; verl's is of probabilities),
+    # rollout/advantages (a mean over responses; verl's is one over tokens), rollout/rewards (normalised in their group)
+    # and perf/tokens_per_gpu_per_sec (of the rollout alone).
     "slime": {
         "rollout/raw_reward": "critic/rewards/mean",
         "rollout/response_len/mean": "response_length/mean",
@@ -77,11 +77,15 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "perf/rollout_time": "timing_s/gen",
         "perf/step_time": "timing_s/step",
     },
-    # mindspeed_rl/trainer/utils/compute_utils.py, utils/utils.py, docs/zh/features/log_metrics.md; actor/* are called as
-    # in verl. Not here: e2e_tps, which is one of the longest responses unless log_max_throughput is off; tokens/p/s.
+    # mindspeed_rl/trainer/utils/compute_utils.py, utils/utils.py, docs/zh/features/log_metrics.md; actor/* are called
+    # as in verl, but pg_loss is an absolute value. Not here: e2e_tps, which is of the longest responses unless
+    # log_max_throughput is off.
     "MindSpeed-RL": {
-        **{f"grpo/{what}/{of}": f"critic/{what}/{of}"
-           for what in ("score", "rewards", "advantages", "returns") for of in ("mean", "max", "min")},
+        **{
+            f"grpo/{what}/{of}": f"critic/{what}/{of}"
+            for what in ("score", "rewards", "advantages", "returns")
+            for of in ("mean", "max", "min")
+        },
         **{f"dapo/score/{of}": f"critic/score/{of}" for of in ("mean", "max", "min")},
         "grad_norm": "actor/grad_norm",
         "grpo/lr": "actor/lr",
@@ -109,8 +113,8 @@ class Broken(NamedTuple):
 class Restart(NamedTuple):
     """A place at which the step went back: what follows is a resumption, or another training in the same source.
 
-    The steps from `step` to `before` came twice, and their later values lie over the earlier ones. `line` is the line of
-    the file, of TensorBoard the number of the record; `place` names the file where a source is several.
+    The steps from `step` to `before` came twice, and their later values lie over the earlier ones. `line` is the line
+    of the file, of TensorBoard the number of the record; `place` names the file where a source is several.
     """
 
     line: int
@@ -139,11 +143,11 @@ class Metrics:
     `restarts` are the places at which the step went back within one file or folder, in their order: a second
     training, or a resumption, is in it, and the table is no curve of one training unless these are explained.
     `rounded` holds the keys of which a value was printed as 0.000, as old versions of verl did, and MindSpeed-RL
-    does with one decimal more: it is below half of its last digit, and nobody knows that it is zero. It stays 0 in the table, as the
-    other numbers of such a log are rounded as well and a mean without it would be too high; but no rule for "is
-    exactly zero" may be applied to these keys. `format` is what the source was read as (`JSON lines`, `console
-    log`, `TensorBoard`, `CSV`, `Parquet`), and `trainer` whose it is (`verl`, `slime`, `MindSpeed-RL`, several
-    joined by ` and `), empty where nothing says so.
+    does with one decimal more: it is below half of its last digit, and nobody knows that it is zero. It stays 0 in
+    the table, as the other numbers of such a log are rounded as well and a mean without it would be too high; but
+    no rule for "is exactly zero" may be applied to these keys. `format` is what the source was read as (`JSON
+    lines`, `console log`, `TensorBoard`, `CSV`, `Parquet`), and `trainer` whose it is (`verl`, `slime`,
+    `MindSpeed-RL`, several joined by ` and `), empty where nothing says so.
     """
 
     table: pd.DataFrame
@@ -443,9 +447,7 @@ def as_metrics(table: pd.DataFrame | Metrics) -> Metrics:
     nonfinite = {
         key: tuple(table.index[infinite[:, i]].tolist()) for i, key in enumerate(table.columns) if infinite[:, i].any()
     }
-    endless = {
-        key: {step: float(table.at[step, key]) for step in steps} for key, steps in nonfinite.items()
-    }
+    endless = {key: {step: float(table.at[step, key]) for step in steps} for key, steps in nonfinite.items()}
     return Metrics(table.mask(infinite), nonfinite, state="ok" if len(table) else "empty", infinite=endless)
 
 

@@ -37,9 +37,9 @@ def read_tensorboard(path: str | os.PathLike[str]) -> Metrics:
     """Read the scalars of one event file, or of all event files of a folder, the earlier written first.
 
     Values of the same step and tag: the later one wins, as in the other formats. TensorBoard stores 32-bit floats.
-    A record whose checksum is wrong is broken; after damage to a length nothing more can be found in that file. Where a
-    tag goes back to an earlier step, in a file or from one to the next, a training was resumed or runs share the folder:
-    `Metrics.restarts` says so. Raises OSError if a file can't be read.
+    A record whose checksum is wrong is broken; after damage to a length nothing more can be found in that file. Where
+    a tag goes back to an earlier step, in a file or from one to the next, a training was resumed, or runs share the
+    folder: `Metrics.restarts` says so. Raises OSError if a file can't be read.
     """
     path = Path(path)
     files = event_files(path) if path.is_dir() else [path]
