@@ -330,7 +330,7 @@ def _records(line: bytes, number: int) -> Iterator[_Record]:
             if b"[" in text:
                 text = _BARE_COLOUR.sub(b"", text)
             torn, ended = False, place < last or text.endswith((b" ", b"|"))
-            if (b"pid=" in text or b"[repeated" in text) and (others := _OTHERS.search(text)):
+            if (b"[" in text or (b"(" in text and b"pid=" in text)) and (others := _OTHERS.search(text)):
                 text = text[: others.start()]
                 ended = text[-1:].isspace() or others[0].startswith(b"[")
                 torn, text = not ended, text.rstrip()
