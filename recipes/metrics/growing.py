@@ -159,7 +159,7 @@ class GrowingText:
         if kept and not anew:
             self._offset += len(tail)
         self._latest = self.rows.metrics(
-            broken=tuple(self.broken),
+            broken=tuple(sorted(self.broken, key=lambda broken: broken.line)),
             unfinished=not whole or (not kept and self.is_unfinished(tail)),
             source=self.path,
             state="ok" if len(self.rows) else "empty",
