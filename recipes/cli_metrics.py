@@ -31,8 +31,10 @@ def metrics_command(source: Path, output: Path | None, as_json: bool, keys: tupl
     """Read the metrics of a run directory, or of a file, and say what is in them.
 
     A file may be verl's JSON lines, TensorBoard events (or their folder), a console log of verl 0.1 to 0.9, slime or
-    MindSpeed-RL, or CSV from here; packed by gzip or not, finished or still being written. Names of older versions of
-    verl are folded into today's. What could not be read is listed with its line; nothing is guessed.
+    MindSpeed-RL, or CSV or Parquet from here; packed by gzip or not, finished or still being written. Names of older
+    versions of verl, of slime and of MindSpeed-RL are folded into verl's of today where they mean the same. Where the
+    step goes back, another training or a resumption is in the file: it is named. What could not be read is listed with
+    its line; nothing is guessed.
 
     \b
         recipes metrics train.log
@@ -73,6 +75,8 @@ def select(metrics: Metrics, patterns: tuple[str, ...]) -> Metrics:
         nonfinite=lost,
         folded={old: new for old, new in metrics.folded.items() if new in kept},
         attempts={step: number for step, number in metrics.attempts.items() if step in table.index},
+        infinite={key: endless for key, endless in metrics.infinite.items() if key in kept},
+        rounded=metrics.rounded & set(kept),
     )
 
 
@@ -94,7 +98,7 @@ def write(metrics: Metrics, output: Path) -> None:
 
 
 def parquet(metrics: Metrics) -> bytes:
-    """The table as Parquet, `step` first: absent is null, non-finite is NaN. Raises RecipeError without pyarrow."""
+    """The table as Parquet, `step` first: absent is null, others are numbers, NaN or ±inf. Raises RecipeError."""
     import io
 
     try:
@@ -107,7 +111,9 @@ def parquet(metrics: Metrics) -> bytes:
     table = metrics.table
     columns: dict[str, Any] = {"step": pa.array(table.index.to_numpy())}
     for key in table:
-        values = table[key].to_numpy()
+        values = table[key].to_numpy(copy=True)
+        for step, value in metrics.infinite.get(key, {}).items():
+            values[table.index.get_loc(step)] = value
         absent = table[key].isna().to_numpy() & ~table.index.isin(list(metrics.nonfinite.get(key, ())))
         columns[str(key)] = pa.array(values, mask=absent, from_pandas=False)
     file = io.BytesIO()
@@ -123,10 +129,16 @@ def summary(metrics: Metrics) -> dict[str, Any]:
         attempts.setdefault(number, step)
     return {
         "source": str(metrics.source),
+        "format": metrics.format,
+        "trainer": metrics.trainer,
         "state": metrics.state,
         "steps": {"count": len(steps), "first": steps[0], "last": steps[-1]} if steps else {"count": 0},
         "keys": {str(key): _numbers(metrics, str(key)) for key in metrics.table},
         "nonfinite": {key: list(at) for key, at in metrics.nonfinite.items()},
+        # JSON has no infinite numbers, so these are words: key → step → "inf" or "-inf". The other ones are NaN.
+        "infinite": {key: {str(step): repr(v) for step, v in at.items()} for key, at in metrics.infinite.items()},
+        "rounded": sorted(metrics.rounded),
+        "restarts": [restart._asdict() for restart in metrics.restarts],
         "broken": [{"line": b.line, "reason": b.reason} for b in metrics.broken],
         "folded": dict(metrics.folded),
         "unfinished": metrics.unfinished,
@@ -148,6 +160,9 @@ def describe(metrics: Metrics) -> list[str]:
 
     told = summary(metrics)
     lines = [str(metrics)]
+    if metrics.format:
+        whose = f" of {metrics.trainer}" if metrics.trainer else ""
+        lines.append(f"read as {metrics.format}{whose}")
     if len(told["attempts"]) > 1:
         parts = ", ".join(f"attempt {number} from step {step}" for number, step in told["attempts"].items())
         lines.append(f"one curve of {len(told['attempts'])} attempts: {parts}")
@@ -159,10 +174,14 @@ def describe(metrics: Metrics) -> list[str]:
         for key, numbers in keys.items():
             cells = (_shown(numbers.get(part)) for part in ("first", "last", "min", "max"))
             lines.append(f"{names[key]:{width}}  {numbers['count']:>7}  " + "  ".join(f"{cell:>12}" for cell in cells))
-    lost = [f"{short(key)} at {_steps(at)}" for key, at in told["nonfinite"].items()]
-    lines += _listed("not finite", lost)
+    lines += _listed("not finite", [f"{short(key)}: {_which(metrics, key)}" for key in metrics.nonfinite])
+    lines += _listed(
+        "the step went back: a resumption or another training is in it, and the later values lie over the earlier",
+        [str(restart) for restart in metrics.restarts],
+    )
+    lines += _listed("printed as 0.000, which is rounded and may not be zero", sorted(map(short, metrics.rounded)))
     lines += _listed("could not be read", [str(b) for b in metrics.broken])
-    lines += _listed("older names folded", [f"{short(old)} → {short(new)}" for old, new in told["folded"].items()])
+    lines += _listed("names folded into today's of verl", [f"{short(old)} → {short(new)}" for old, new in told["folded"].items()])
     return lines
 
 
@@ -175,6 +194,15 @@ def _shown(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:.0f}" if value == int(value) and abs(value) < 1e9 else f"{value:.6g}"
+
+
+def _which(metrics: Metrics, key: str) -> str:
+    """What a key was where it was not finite, and at which steps."""
+    endless = metrics.infinite.get(key, {})
+    found: dict[str, list[int]] = {}
+    for step in metrics.nonfinite[key]:
+        found.setdefault(repr(endless.get(step, math.nan)), []).append(step)
+    return ", ".join(f"{value} at {_steps(at)}" for value, at in found.items())
 
 
 def _steps(at: list[int]) -> str:

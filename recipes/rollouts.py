@@ -86,7 +86,8 @@ class Response:
 class Summary:
     """A dump in numbers. Rewards are None where no line held a finite one; lengths are characters, or tokens if told.
 
-    `unreadable` counts lines that are no object of a dump, such as the last one of a file that is being written.
+    `unreadable` counts lines that are no object of a dump, such as the last one of a file that is being written,
+    `unrewarded` the responses without a finite reward, of which the three rewards know nothing.
     """
 
     step: int
@@ -98,6 +99,7 @@ class Summary:
     unit: str
     flagged: dict[str, int]
     unreadable: int
+    unrewarded: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         named = {"min": 0, "mean": 1, "max": 2}
@@ -109,6 +111,7 @@ class Summary:
             "unit": self.unit,
             "flagged": self.flagged,
             "unreadable": self.unreadable,
+            "unrewarded": self.unrewarded,
         }
 
 
@@ -199,12 +202,14 @@ def responses(file: Path, counter: Counter | None = None, *, unreadable: list[in
 def summary(file: Path, counter: Counter | None = None) -> Summary:
     """Sum a dump up, streaming."""
     unreadable: list[int] = []
-    count, rewards, lengths = 0, _Range(), _Range()
+    count, unrewarded, rewards, lengths = 0, 0, _Range(), _Range()
     flagged = dict.fromkeys(FLAGS, 0)
     for one in responses(file, counter, unreadable=unreadable):
         count += 1
         if one.reward is not None:
             rewards.add(one.reward)
+        else:
+            unrewarded += 1
         lengths.add(len(one.text) if one.tokens is None else one.tokens)
         for flag in one.flags:
             flagged[flag] += 1
@@ -217,6 +222,7 @@ def summary(file: Path, counter: Counter | None = None) -> Summary:
         unit="tokens" if counter and counter.counts else "characters",
         flagged={flag: number for flag, number in flagged.items() if number},
         unreadable=len(unreadable),
+        unrewarded=unrewarded,
     )
 
 
@@ -396,8 +402,8 @@ class Shown:
         return [
             (
                 str(one.step),
-                str(one.count) + (f" ({one.unreadable} lines unreadable)" if one.unreadable else ""),
-                "–" if one.reward is None else f"{one.reward[1]:.3f} ({one.reward[0]:g} to {one.reward[2]:g})",
+                str(one.count) + (f" ({_count(one.unreadable, 'line')} unreadable)" if one.unreadable else ""),
+                _rewards(one),
                 "–" if one.length is None else f"{one.length[1]:.0f} ({one.length[0]} to {one.length[2]}) {one.unit}",
                 ", ".join(f"{number} {flag}" for flag, number in one.flagged.items()) or "–",
             )
@@ -437,6 +443,18 @@ class Shown:
         from recipes import page
 
         return {"text/html": page.block(self.html()), "text/plain": self.text()}
+
+
+def _rewards(one: Summary) -> str:
+    """Mean, lowest and highest reward, and of how many responses they know nothing."""
+    without = f", {one.unrewarded} of {one.count} without" if one.unrewarded else ""
+    if one.reward is None:
+        return f"–{without}"
+    return f"{one.reward[1]:.3f} ({one.reward[0]:g} to {one.reward[2]:g}){without}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 HEADER = ("step", "responses", "reward", "length", "flags")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipes.atomic import replace_file
-from recipes.metrics import JsonLines, as_metrics, parse_line, read_jsonl, write_csv
+from recipes.metrics import JsonLines, Restart, as_metrics, parse_line, read_jsonl, write_csv
 
 REAL = Path(__file__).parent / "data/metrics/verl_0.9.1_three_steps.jsonl"
 
@@ -174,6 +174,51 @@ def test_a_last_line_that_lacks_only_its_newline_counts(tmp_path):
     assert not metrics.unfinished
 
 
+@pytest.mark.parametrize("text", ['{"step": 3.5, "data": {"a": 1}}', '{"step": 3, "data": {"a": "x"}}', '{"a": 1}'])
+def test_a_last_line_that_is_whole_and_wrong_is_broken_without_its_newline(tmp_path, text):
+    path = tmp_path / "m.jsonl"
+    path.write_text(line(1, a=1.0) + text)
+    reader = JsonLines(path)
+    assert [b.line for b in reader.read().broken] == [2]
+    assert not reader.read().unfinished
+    path.write_text(line(1, a=1.0) + text + "\n" + line(2, a=1.0))
+    assert [b.line for b in reader.read().broken] == [2]
+
+
+def test_nul_bytes_around_a_line_cost_it_nothing_and_a_line_of_them_is_reported(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b"\0\0\0" + line(1, a=1.0).encode() + b"\0\0\n" + line(2, a=2.0).strip().encode() + b"\0\0\n")
+    metrics = read_jsonl(path)
+    assert metrics.table["a"].to_dict() == {1: 1.0, 2: 2.0}
+    assert [b.line for b in metrics.broken] == [2]
+    assert "utf-32" not in str(metrics.broken[0])
+
+
+def test_json_lines_in_utf_16_are_read(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text(line(1, a=1.0) + line(2, a=2.0), encoding="utf-16")
+    assert read_jsonl(path).table["a"].to_dict() == {1: 1.0, 2: 2.0}
+
+
+def test_a_step_that_goes_back_is_told_with_its_line_once_and_for_all(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text(line(0, val=1.0) + line(1, a=1.0) + line(2, a=None) + line(2, val=1.0) + "x\n" + line(1, a=None))
+    reader = JsonLines(path)
+    assert reader.read().restarts == (Restart(6, 2, 1),)
+    with path.open("a") as file:
+        file.write(line(2, a=3.0) + line(0, a=3.0))
+    metrics = reader.read()
+    assert metrics.restarts == (Restart(6, 2, 1), Restart(8, 2, 0))
+    assert "; line 6: the step went back from 2 to 1 (the first of 2 times); 1 place could not be read" in str(metrics)
+
+
+def test_one_of_each_is_said_in_the_singular(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text(line(5, a=None) + "x\n")
+    said = str(read_jsonl(path))
+    assert ": 1 step (5), 1 key; 1 value is not finite; 1 place could not be read (first: line 2: " in said
+
+
 def test_a_line_seen_before_its_newline_is_taken_once(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text(line(1, a="text").rstrip("\n"))
@@ -293,6 +338,7 @@ def test_a_bare_table_is_taken_with_infinite_as_non_finite():
     metrics = as_metrics(table)
     assert metrics.table.index.tolist() == [3, 5]
     assert metrics.nonfinite == {"b": (5,)}
+    assert metrics.infinite == {"b": {5: math.inf}}
     assert metrics.table["b"].isna().all()
     assert as_metrics(metrics) is metrics
 

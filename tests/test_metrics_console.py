@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipes import metrics
-from recipes.metrics import ConsoleLog, read_console
+from recipes.metrics import ConsoleLog, Restart, read_console
 
 
 def table(tmp_path, content, name="train.log"):
@@ -136,12 +136,13 @@ def test_a_paste_that_a_terminal_broke_is_joined_wherever_it_was_broken(tmp_path
     pieces = [piece.rstrip() for piece in pieces] if stripped else pieces
     found, rows = table(tmp_path, "\n".join(pieces) + "\n(TaskRunner pid=1) noise\n")
     whole = {"actor/entropy": 0.4123, "actor/grad_norm": 1.25e-05, "timing_s/gen": 20.5, "perf/throughput": 812.75}
-    if len(pieces) == 2 and pieces[1].replace(".", "").isdecimal():
+    broken = []
+    if len(pieces) == 2 and pieces[0][-1].isdecimal() and pieces[1].replace(".", "").isdecimal():
         # Only the last number is broken, once: nothing tells its rest from a number printed by somebody else.
         del whole["perf/throughput"]
-        del rows[12]["perf/throughput"]
+        broken = [1]
     assert rows == {12: whole}
-    assert not found.broken
+    assert [b.line for b in found.broken] == broken
 
 
 def test_a_broken_field_is_not_mended_with_the_words_of_another_process(tmp_path):
@@ -151,7 +152,9 @@ def test_a_broken_field_is_not_mended_with_the_words_of_another_process(tmp_path
     assert [broken.line for broken in found.broken] == [1, 3]
 
 
-@pytest.mark.parametrize("after", ["noise", "42", "- item", "{'a': 1}", "INFO - lr:1", "2025-01-01 12:00:00 - a:1"])
+@pytest.mark.parametrize(
+    "after", ["noise", "7 warnings", "- item", "{'a': 1}", "INFO - lr:1", "2025-01-01 12:00:00 - a:1"]
+)
 def test_a_whole_step_does_not_take_the_next_line_for_its_own(tmp_path, after):
     found, rows = table(tmp_path, f"step:1 - actor/loss:0.25 - actor/kl:0.125\n{after}\nstep:2 - actor/loss:1\n")
     assert rows == {1: {"actor/loss": 0.25, "actor/kl": 0.125}, 2: {"actor/loss": 1.0}}
@@ -183,6 +186,32 @@ def test_the_last_number_of_a_last_line_without_its_end_may_be_cut(tmp_path):
     assert rows[2] == {"a": 0.25, "b": 0.1}  # the bracket says that nothing is missing
     found, _ = table(tmp_path, "step:1 - a:1 - b:2\nSaving checkpoi")
     assert not found.unfinished
+
+
+def test_slimes_and_mindspeeds_names_become_verls_where_they_mean_the_same(tmp_path):
+    log = (
+        "perf 0: {'rollout/response_len/mean': 50.0, 'rollout/truncated_ratio': 0.5, 'perf/rollout_time': 9.0}\n"
+        "step 0: {'train/train_rollout_logprob_abs_diff': 0.01, 'train/lr-pg_0': 1e-06}\n"
+        "eval 0: {'eval/aime': 0.25, 'eval/aime-truncated_ratio': 0.5, 'eval/aime/response_len/max': 9}\n"
+    )
+    _, rows = table(tmp_path, log)
+    assert rows[0] == {
+        "response_length/mean": 50.0,
+        "response_length/clip_ratio": 0.5,
+        "timing_s/gen": 9.0,
+        "train/train_rollout_logprob_abs_diff": 0.01,  # of logarithms: not verl's difference of probabilities
+        "actor/lr": 1e-06,
+        "val-core/aime": 0.25,
+        "eval/aime-truncated_ratio": 0.5,
+        "eval/aime/response_len/max": 9.0,
+    }
+    _, rows = table(
+        tmp_path, "iteration: 1 / 9 | timing/all : 9.5 | timing/adv : 0.5 | grpo/score/max : 1.0 | e2e_tps : 7 \n"
+    )
+    assert rows[1] == {"timing_s/step": 9.5, "timing_s/adv": 0.5, "critic/score/max": 1.0, "e2e_tps": 7.0}
+    # The same keys in a log of verl are somebody's own.
+    _, rows = table(tmp_path, "step:1 - train/grad_norm:0.5\n")
+    assert rows[1] == {"train/grad_norm": 0.5}
 
 
 def test_zero_with_three_decimals_is_a_number_and_what_was_not_printed_is_none(tmp_path):
@@ -235,10 +264,11 @@ def test_slime(tmp_path):
     )
     found, rows = table(tmp_path, log)
     assert rows == {
-        0: {"rollout/raw_reward": 0.5, "rollout/lens": 12.5, "train/loss": -1e-05},
-        1: {"rollout/raw_reward": 0.75},
+        0: {"critic/rewards/mean": 0.5, "rollout/lens": 12.5, "train/loss": -1e-05},
+        1: {"critic/rewards/mean": 0.75},
     }
-    assert found.nonfinite == {"train/grad_norm": (0,)}
+    assert found.nonfinite == {"actor/grad_norm": (0,)}
+    assert (found.format, found.trainer) == ("console log", "slime")
     assert [broken.line for broken in found.broken] == [2, 4]
 
 
@@ -249,9 +279,11 @@ def test_mindspeed_rl(tmp_path):
         "iterations: 3 / 100 | a : 1\n"
     )
     found, rows = table(tmp_path, log)
-    assert rows[1] == {"actor/pg_loss": -0.01, "grpo/rewards/mean": 0.25, "lr": 1e-06}
+    assert rows[1] == {"actor/pg_loss": -0.01, "critic/rewards/mean": 0.25, "lr": 1e-06}
     assert rows[2] == {"actor/pg_loss": 0.02}
-    assert found.nonfinite == {"grpo/rewards/mean": (2,)}
+    assert found.nonfinite == {"critic/rewards/mean": (2,)}
+    assert found.folded == {"grpo/rewards/mean": "critic/rewards/mean"}
+    assert (found.format, found.trainer) == ("console log", "MindSpeed-RL")
     assert [broken.line for broken in found.broken] == [2]
 
 
@@ -275,6 +307,156 @@ def test_a_growing_log_shows_at_every_cut_what_a_reader_of_that_much_sees(tmp_pa
     assert reader.read().table.to_dict("index") == {1: {"a": 7.0}}
 
 
+GROWING = (
+    f"{RAY}step:1 - critic/rewards/mean:0.5 - actor/bad:1.2.3 - a/none:None - actor/kl:0.000\n"
+    f"{RAY}step:2 - critic/rewards/mean:0.25 - actor/grad_n(WorkerDict pid=9) INFO - foo\norm:1.25 - actor/kl:0.3\n"
+    f"(TaskRunner pid=123) step:3 - critic/rewards/mean:0.5 - actor/gra\n(TaskRunner pid=123) d_norm:1.5 - a:1\n"
+    f"{RAY}step:4 - critic/rewards/mean:0.5 - actor/grad_norm:12\n345.5\n"
+    f"{RAY}step:2 - critic/rewards/mean:inf - a:1 (TaskRunner pid=123) WARNING - foo\r\n"
+    "rollout 3: {'rollout/raw_reward': 0.5, 'b': 1}\nstep 9: {'train/ppo_kl': 0.25}\nrollout 2: {'b': 2}\n"
+    "iteration: 4 / 9 | grpo/score/mean : 0.5 | x : y | z : 3 \nstep:5 - a:1 - b - c:2"
+).encode()
+
+
+def test_what_is_broken_rounded_or_goes_back_is_the_same_at_every_cut_of_a_growing_log(tmp_path):
+    path = tmp_path / "train.log"
+    path.touch()
+    reader = ConsoleLog(path)
+    told = ("broken", "restarts", "rounded", "unfinished", "state", "nonfinite", "infinite", "folded", "trainer")
+    for cut in range(len(GROWING) + 1):
+        path.write_bytes(GROWING[:cut])
+        live, whole = reader.read(), read_console(path)
+        assert live.table.equals(whole.table), cut
+        assert [getattr(live, name) for name in told] == [getattr(whole, name) for name in told], cut
+    assert [b.line for b in live.broken] == [1, 1, 6, 12, 13]
+    assert [str(restart) for restart in live.restarts] == [
+        "line 8: the step went back from 4 to 2",
+        "line 11: the step went back from 3 to 2",
+    ]
+    assert live.trainer == "verl and slime and MindSpeed-RL"
+    assert live.unfinished
+
+
+def test_a_broken_field_of_the_last_record_is_reported_whether_or_not_its_line_is_closed(tmp_path):
+    first = "(TaskRunner pid=1) step:1 - critic/rewards/mean:0.5 - critic/bad:1.2.3 - a/none:None - a/w:3"
+    for end, kept in (("\n", {"a/w": 3.0}), ("", {}), ("\nSaving", {"a/w": 3.0}), ("\nstep:", {"a/w": 3.0})):
+        found, rows = table(tmp_path, first + end)
+        assert rows == {1: {"critic/rewards/mean": 0.5} | kept}
+        assert [str(b) for b in found.broken] == [
+            "line 1: no number under a key at step 1: critic/bad:1.2.3",
+            "line 1: no number under a key at step 1: a/none:None",
+        ]
+        assert found.unfinished == (not end)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("actor/grad_n(WorkerDict pid=9) INFO foo", "orm:1.25 - actor/entropy:0.5"),
+        ("actor/grad_norm:1.2(WorkerDict pid=9) INFO 5 foo", "5 - actor/entropy:0.5"),
+        ("actor/grad_norm:1.25(WorkerDict pid=9) foo", " - actor/entropy:0.5"),
+        ("actor/grad_norm:1.25 - (WorkerDict pid=9) foo", "actor/entropy:0.5 - b:1"),
+        ("actor/gra", "(TaskRunner pid=1) d_norm:1.25 - actor/entropy:0.5"),
+        ("actor/grad_norm:1.2", "(TaskRunner pid=1) 5 - actor/entropy:0.5(WorkerDict pid=9) x - y:1"),
+    ],
+)
+def test_a_step_that_another_process_cut_in_two_goes_on_where_whole_fields_follow(tmp_path, first, second):
+    log = f"(TaskRunner pid=1) step:1 - critic/rewards/mean:0.5 - {first}\n{second}\n(TaskRunner pid=1) step:2 - a:1\n"
+    found, rows = table(tmp_path, log)
+    whole = {"critic/rewards/mean": 0.5, "actor/grad_norm": 1.25, "actor/entropy": 0.5}
+    assert rows == {1: whole | ({"b": 1.0} if "b:1" in second else {}), 2: {"a": 1.0}}
+    assert not found.broken
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "broken", "more"),
+    [
+        # The words of others never become part of a key, and what is lost with them is told.
+        ("actor/grad_nINFO foo", "orm:1.25 - actor/entropy:0.5", [1, 2], {}),
+        ("actor/grad_n(WorkerDict pid=9) foo", "Loading model:1 - shards:2", [1], {}),
+        ("actor/grad_n(WorkerDict pid=9) foo", "orm:1.25", [1], {}),
+        ("actor/gra", "(WorkerDict pid=9) d_norm:1.25 - actor/entropy:0.5", [1], {}),
+        ("actor/gra", "(TaskRunner pid=1) done", [1], {}),
+        # A number alone in the next line may be the rest, or somebody else's.
+        ("actor/grad_norm:12", "345.5", [1], {}),
+        ("actor/grad_norm:12", "42", [1], {}),
+        ("actor/grad_norm:1.2(WorkerDict pid=9) INFO", "5", [1], {}),
+        ("actor/grad_norm:12", "(TaskRunner pid=1) 345", [1], {}),
+        ("actor/grad_norm:1.5", "3.2", [], {"actor/grad_norm": 1.5}),
+        ("actor/grad_norm:12", "7 warnings", [], {"actor/grad_norm": 12.0}),
+        ("actor/grad_norm:12", "(WorkerDict pid=9) 345", [], {"actor/grad_norm": 12.0}),
+        ("actor/grad_norm:np.float64(12)", "345", [], {"actor/grad_norm": 12.0}),
+        # Two lines of Ray in one: what stands before the second prefix is whole.
+        ("actor/grad_norm:12 (TaskRunner pid=1) WARNING hello - there", "x", [], {"actor/grad_norm": 12.0}),
+        ("actor/grad_norm:12(WorkerDict pid=9) foo", "x", [], {"actor/grad_norm": 12.0}),
+    ],
+)
+def test_a_half_is_reported_and_not_mended_where_nothing_tells_its_rest(tmp_path, first, second, broken, more):
+    log = f"(TaskRunner pid=1) step:1 - critic/rewards/mean:0.5 - {first}\n{second}\n(TaskRunner pid=1) step:2 - a:1\n"
+    found, rows = table(tmp_path, log)
+    assert rows == {1: {"critic/rewards/mean": 0.5} | more, 2: {"a": 1.0}}
+    assert [b.line for b in found.broken] == broken
+
+
+@pytest.mark.parametrize(
+    ("last", "kept", "unfinished"),
+    [
+        ("eval 3: {'a': 0.25, 'b': 0.5}", 0.5, False),
+        ("eval 3: {'a': 0.25, 'b': 0.5", None, True),
+        ("iteration: 3 / 9 | a : 0.25 | b : 0.5 |", 0.5, True),
+        ("iteration: 3 / 9 | a : 0.25 | b : 0.5 ", 0.5, True),
+        ("iteration: 3 / 9 | a : 0.25 | b : 0.5", None, True),
+        ("step:3 - a:0.25 - b:0.5 - ", 0.5, True),
+        ("step:3 - a:0.25 - b:0.5 -", 0.5, True),
+        ("step:3 - a:0.25 - b:0.5\r", 0.5, True),
+        ("step:3 - a:0.25 - b:0.5 (Worker pid=3) x", 0.5, True),
+        ("step:3 - a:0.25 - b:0.5(Worker pid=3) x", None, True),
+    ],
+)
+def test_a_last_field_that_is_closed_counts_without_the_end_of_its_line(tmp_path, last, kept, unfinished):
+    found, rows = table(tmp_path, last)
+    assert rows == {3: {"a": 0.25} | ({} if kept is None else {"b": kept})}
+    assert not found.broken
+    assert found.unfinished is unfinished
+
+
+def test_a_second_training_in_a_log_is_told_by_the_step_that_went_back(tmp_path):
+    training = "".join(f"{RAY}step:{step} - a:{step}\n" for step in (1, 2, 3))
+    found, rows = table(tmp_path, training + "noise\n" + f"{RAY}step:1 - a:7\n{RAY}step:2 - a:8\n")
+    assert rows == {1: {"a": 7.0}, 2: {"a": 8.0}, 3: {"a": 3.0}}
+    assert found.restarts == (Restart(5, 3, 1),)
+    assert "; line 5: the step went back from 3 to 1." in str(found)
+    # Validation before training at the same step, and counters of slime that run side by side, do not go back.
+    slime = "rollout 0: {'a': 1}\nstep 0: {'b': 1}\nstep 1: {'b': 1}\nrollout 1: {'a': 1}\neval 1: {'eval/x': 1}\n"
+    for log in ("step:0 - val-core/x:1\n" + training + "step:3 - val-core/x:1\n", slime):
+        assert table(tmp_path, log)[0].restarts == ()
+
+
+@pytest.mark.parametrize("twice", [False, True])  # the second line of the same keys takes the fast path
+def test_a_number_printed_as_0_000_stays_zero_and_its_key_is_marked(tmp_path, twice):
+    first = "step:1 - actor/lr:1.000 - a:1 - entropy:0.5 - timing/x:2\n" if twice else ""
+    found, rows = table(tmp_path, f"{first}step:2 - actor/lr:0.000 - a:0.0 - entropy:0 - timing/x:-0.0000\n")
+    assert rows[2] == {"actor/lr": 0.0, "a": 0.0, "entropy": 0.0, "timing_s/x": 0.0}
+    assert found.rounded == {"actor/lr", "timing_s/x"}
+    assert table(tmp_path, "iteration: 1 / 9 | a : 0.0000 | b : 0.1000 ")[0].rounded == {"a"}
+
+
+def test_a_log_in_utf_16_is_read_as_any_other(tmp_path):
+    text = "".join(f"(TaskRunner pid=1) step:{step} - a:{step / 8} - b:é\r\n" for step in range(1, 4))
+    for encoding in ("utf-16-le", "utf-16-be"):
+        mark = "\ufeff".encode(encoding)
+        found, rows = table(tmp_path, mark + text.encode(encoding))
+        assert rows == {1: {"a": 0.125}, 2: {"a": 0.25}, 3: {"a": 0.375}}
+        assert [b.line for b in found.broken] == [1, 2, 3]
+        path = tmp_path / "train.log"
+        reader = ConsoleLog(path)
+        for cut in (0, 1, 2, 3, 101, 150, 200, 1000):
+            path.write_bytes((mark + text.encode(encoding))[:cut])
+            live = reader.read()
+        assert live.table.equals(found.table)
+        assert metrics.read(path).table.equals(found.table)
+
+
 def test_gzip_of_a_log_whole_and_still_being_written(tmp_path):
     content = "".join(f"step:{step} - a:{step / 7!r} - b:{step % 13 / 3!r}\n" for step in range(2000)).encode()
     _, rows = table(tmp_path, content)
@@ -284,6 +466,7 @@ def test_gzip_of_a_log_whole_and_still_being_written(tmp_path):
     assert not found.unfinished
     found, part = table(tmp_path, packed[: len(packed) // 2], "cut")
     assert found.unfinished
+    assert "the gzip file has no end" in found.broken[-1].reason
     assert 0 < len(part) < 2000
     assert all(rows[step] == row for step, row in list(part.items())[:-1])
     damaged = bytearray(packed)

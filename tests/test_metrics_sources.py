@@ -188,10 +188,80 @@ def test_csv_of_ours_reads_back_equal(tmp_path):
     second = metrics.read(metrics.write_csv(first, tmp_path / "curves"))
     pd.testing.assert_frame_equal(second.table, first.table, check_exact=True)
     assert second.nonfinite == first.nonfinite == {"c": (1,)}
+    assert second.format == "CSV"
     (tmp_path / "odd.csv").write_text('step,"a,b",c\n1,0.5,x\nsecond,1,2\n3,1\n4,,2\n')
     odd = metrics.read(tmp_path / "odd.csv")
     assert rows(odd) == {1: {"a,b": 0.5}, 4: {"c": 2.0}}
     assert [broken.line for broken in odd.broken] == [2, 3, 4]
+
+
+INFINITE = (
+    "step:1 - a:nan - b:-inf - c:1\nstep:2 - a:inf - c:nan\nstep:3 - timing/b:inf - a:1\n"
+    "step:4 - c:nan\nstep:4 - c:inf\n"
+)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_what_is_exported_reads_back_equal_with_absent_nan_and_both_infinities(tmp_path, ending):
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    (tmp_path / "train.log").write_text(INFINITE)
+    first = metrics.read(tmp_path / "train.log")
+    assert first.nonfinite == {"a": (1, 2), "b": (1,), "c": (2, 4), "timing_s/b": (3,)}
+    assert first.infinite == {"a": {2: math.inf}, "b": {1: -math.inf}, "c": {4: math.inf}, "timing_s/b": {3: math.inf}}
+    assert run("metrics", tmp_path / "train.log", "-o", tmp_path / f"m.{ending}").exit_code == 0
+    second = metrics.read(tmp_path / f"m.{ending}")
+    pd.testing.assert_frame_equal(second.table, first.table, check_exact=True)
+    assert (second.nonfinite, second.infinite) == (first.nonfinite, first.infinite)
+    if ending == "csv":
+        rows = (tmp_path / "m.csv").read_text().splitlines()
+        assert rows == ["step,a,b,c,timing_s/b", "1,nan,-inf,1.0,", "2,inf,,nan,", "3,1.0,,,inf", "4,,,inf,"]
+        (tmp_path / "m.csv").write_text((tmp_path / "m.csv").read_text(), encoding="utf-16")
+        assert metrics.read(tmp_path / "m.csv").infinite == first.infinite
+    else:
+        (tmp_path / "cut").write_bytes((tmp_path / "m.parquet").read_bytes()[:-9])
+        with pytest.raises(RecipeError, match="cannot be read as Parquet"):
+            metrics.read(tmp_path / "cut")
+
+
+def test_parquet_of_something_else_is_refused_in_a_sentence(tmp_path):
+    pytest.importorskip("pyarrow")
+    for columns in ({"a": [1.0]}, {"step": [-1], "a": [1.0]}, {"step": [1], "a": ["x"]}, {"step": [1.5], "a": [1.0]}):
+        pd.DataFrame(columns).to_parquet(tmp_path / "m.parquet", index=False)
+        with pytest.raises(RecipeError, match="is no table of metrics"):
+            metrics.read(tmp_path / "m.parquet")
+
+
+def test_runs_that_share_a_folder_of_tensorboard_are_told(tmp_path):
+    earlier, later = (tmp_path / f"events.out.tfevents.{time}.host.1.0" for time in (1_700_000_100, 1_700_000_200))
+    tags = ("loss", "critic/rewards/mean")
+    earlier.write_bytes(b"".join(record(scalar(s, tag, 1.0)) for s in (1, 2, 3) for tag in (*tags, "val-core/x")))
+    later.write_bytes(record(VERSION) + b"".join(record(scalar(s, tag, 2.0)) for s in (2, 3, 1) for tag in tags))
+    found = metrics.read(tmp_path)
+    assert [tuple(restart) for restart in found.restarts] == [(2, 3, 2, later.name), (6, 3, 1, later.name)]
+    assert (found.format, found.trainer) == ("TensorBoard", "")
+    later.write_bytes(b"".join(record(scalar(s, tag, 2.0)) for s in (3, 4) for tag in tags))
+    assert metrics.read(tmp_path).restarts == ()
+
+
+def test_tensorboard_of_slime_has_verls_names(tmp_path):
+    events = [scalar(1, "rollout/raw_reward", 0.5), scalar(1, "train/grad_norm", 0.25)]
+    (tmp_path / "events.out.tfevents.17.h").write_bytes(b"".join(map(record, events)))
+    found = metrics.read(tmp_path)
+    assert rows(found) == {1: {"critic/rewards/mean": 0.5, "actor/grad_norm": 0.25}}
+    assert found.trainer == "slime"
+
+
+def test_a_packed_file_without_its_end_says_so(tmp_path):
+    (tmp_path / "m.jsonl").write_text("".join(line(step, a=step / 7) for step in range(3000)))
+    (tmp_path / "e.tfevents").write_bytes(b"".join(record(scalar(step, "a", step / 7)) for step in range(3000)))
+    (tmp_path / "m.csv").write_text("step,a\n" + "".join(f"{step},{step / 7}\n" for step in range(3000)))
+    for name in ("m.jsonl", "e.tfevents", "m.csv"):
+        packed = gzip.compress((tmp_path / name).read_bytes())
+        (tmp_path / "cut").write_bytes(packed[: len(packed) // 2])
+        found = metrics.read(tmp_path / "cut")
+        assert 0 < len(found.table) < 3000
+        assert "the gzip file has no end" in found.broken[-1].reason
 
 
 def test_a_first_line_that_is_broken_does_not_hide_what_a_file_is(tmp_path):
@@ -257,6 +327,18 @@ def test_attempts_are_one_curve_in_the_order_of_their_numbers(tmp_path):
     assert "attempts/1/metrics.jsonl" in found.broken[0].reason
 
 
+def test_attempts_keep_what_their_files_say(tmp_path):
+    infinite = '{"step": 2, "data": {"loss": Infinity, "kl": -Infinity}}\n'
+    again = '{"step": 3, "data": {"loss": NaN, "kl": Infinity}}\n' + line(1, loss=1.0)
+    found = metrics.of_run(attempts(tmp_path, line(1, loss=1.0) + infinite, line(2, loss=None) + again))
+    assert found.nonfinite == {"loss": (2, 3), "kl": (2, 3)}
+    assert found.infinite == {"kl": {2: -math.inf, 3: math.inf}}
+    assert [str(restart) for restart in found.restarts] == [
+        "attempts/2/metrics.jsonl, line 3: the step went back from 3 to 1"
+    ]
+    assert (found.format, found.trainer) == ("JSON lines", "verl")
+
+
 def test_one_attempt_is_what_its_file_is(tmp_path):
     run = attempts(tmp_path, line(1, a=1.0) + line(2, a=None) + "broken\n")
     found, alone = metrics.of_run(run), metrics.read_jsonl(run / "attempts/1/metrics.jsonl")
@@ -285,6 +367,7 @@ def log(tmp_path):
     path.write_text(
         "step:1 - critic/rewards/mean:0.25 - timing/gen:5 - odd:x\n"
         "step:2 - critic/rewards/mean:nan - timing_s/gen:6.5\n"
+        "step:1 - actor/lr:0.000 - actor/kl:inf\n"
     )
     return path
 
@@ -293,27 +376,37 @@ def test_the_summary_says_what_is_there_and_what_is_not_in_order(log):
     result = run("metrics", log)
     assert result.exit_code == 0
     for words in (
-        "2 steps (1 to 2), 2 keys",
+        "2 steps (1 to 2), 4 keys",
         "critic/rewards/mean        1          0.25",
-        "critic/rewards/mean at step 2",
+        "read as console log of verl",
+        "critic/rewards/mean: nan at step 2",
+        "printed as 0.000, which is rounded and may not be zero:\n  actor/lr",
+        "the later values lie over the earlier:\n  line 3: the step went back from 2 to 1",
         "line 1: no number under a key at step 1: odd:x",
         "timing/gen → timing_s/gen",
     ):
         assert words in result.output
     told = json.loads(run("metrics", log, "--json").output)
     assert told["steps"] == {"count": 2, "first": 1, "last": 2}
-    assert told["nonfinite"] == {"critic/rewards/mean": [2]}
+    assert told["nonfinite"] == {"critic/rewards/mean": [2], "actor/kl": [1]}
+    assert told["infinite"] == {"actor/kl": {"1": "inf"}}
+    assert told["rounded"] == ["actor/lr"]
+    assert told["restarts"] == [{"line": 3, "before": 2, "step": 1, "place": ""}]
+    assert (told["format"], told["trainer"]) == ("console log", "verl")
+    told = json.loads(run("metrics", log, "--json", "--keys", "timing*").output)
+    assert (told["infinite"], told["rounded"], len(told["restarts"])) == ({}, [], 1)
     assert told["keys"]["timing_s/gen"] == {"count": 2, "first": 5.0, "last": 6.5, "min": 5.0, "max": 6.5}
 
 
 def test_csv_to_stdout_and_parquet_to_a_file(log, tmp_path):
-    assert run("metrics", log, "-o", "-").output == "step,critic/rewards/mean,timing_s/gen\n1,0.25,5.0\n2,nan,6.5\n"
+    head = "step,critic/rewards/mean,timing_s/gen,actor/lr,actor/kl\n"
+    assert run("metrics", log, "-o", "-").output == head + "1,0.25,5.0,0.0,inf\n2,nan,6.5,,\n"
     assert run("metrics", log, "-o", "-", "--keys", "timing*").output == "step,timing_s/gen\n1,5.0\n2,6.5\n"
     pq = pytest.importorskip("pyarrow.parquet")
     result = run("metrics", log, "-o", tmp_path / "m.parquet")
     assert result.exit_code == 0, result.output
     table = pq.read_table(tmp_path / "m.parquet")
-    assert table.column_names == ["step", "critic/rewards/mean", "timing_s/gen"]
+    assert table.column_names == ["step", "critic/rewards/mean", "timing_s/gen", "actor/lr", "actor/kl"]
     first, second = table["critic/rewards/mean"].to_pylist()
     assert first == 0.25
     assert math.isnan(second)  # non-finite is NaN, absent would be null

@@ -96,7 +96,9 @@ def test_lines_that_are_none_and_rewards_that_are_none(tmp_path):
     )
     assert "NaN" in file.read_text()
     found = summary(file)
-    assert (found.count, found.unreadable, found.reward) == (3, 2, (1.0, 1.0, 1.0))
+    assert (found.count, found.unreadable, found.reward, found.unrewarded) == (3, 2, (1.0, 1.0, 1.0), 2)
+    assert found.to_dict()["unrewarded"] == 2
+    assert "1.000 (1 to 1), 2 of 3 without" in show(tmp_path / "dumps").text()
     assert [one.text for one in ranked(file, worst=1)] == ["a"]  # no reward is worse than a low one
     assert "(2 lines unreadable)" in show(tmp_path / "dumps").text()
 

@@ -13,7 +13,7 @@
 from recipes.metrics.console import ConsoleLog, read_console
 from recipes.metrics.jsonl import JsonLines, parse_line, read_jsonl
 from recipes.metrics.source import of_run, one_curve, read
-from recipes.metrics.table import Broken, Metrics, Rows, as_metrics, write_csv
+from recipes.metrics.table import Broken, Metrics, Restart, Rows, as_metrics, write_csv
 from recipes.metrics.tensorboard import read_tensorboard
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "ConsoleLog",
     "JsonLines",
     "Metrics",
+    "Restart",
     "Rows",
     "as_metrics",
     "of_run",

@@ -9,7 +9,7 @@ import struct
 from typing import Any
 
 from recipes.metrics.growing import GrowingText
-from recipes.metrics.table import MAX_STEP, Broken, Metrics, short
+from recipes.metrics.table import MAX_STEP, Broken, Metrics, Restart, short
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> Metrics:
@@ -25,38 +25,65 @@ def read_jsonl(path: str | os.PathLike[str]) -> Metrics:
 class JsonLines(GrowingText):
     """A metrics file that grows: each `read()` parses only what was written since the one before."""
 
+    format = "JSON lines"
+
+    def start_over(self) -> None:
+        super().start_over()
+        self.trainer = "verl"
+        self._step = -1
+
     def take(self, text: bytes, number: int) -> None:
         from orjson import loads  # three times as fast as json; what it refuses, parse_line explains or accepts
 
-        add = self.rows.add_object
+        add, last = self.rows.add_object, self._step
         for place, line in enumerate(text.split(b"\n"), number):
             try:
                 record = loads(line)
                 step, data = record["step"], record["data"]
                 if type(step) is int and 0 <= step < MAX_STEP and type(data) is dict:
                     add(step, data)
+                    if step < last:
+                        self.restarts.append(Restart(place, last, step))
+                    last = step
                     continue
             except (ValueError, KeyError, TypeError, struct.error):
                 pass
+            self._step = last
             self._take(line, place)
+            last = self._step
+        self._step = last
 
     def take_tail(self, tail: bytes, number: int) -> bool:
         # A whole object that lacks only its newline is a line like any other; half an object waits for the rest.
-        return self._take(tail, number, report=False)
+        return self._take(tail, number, report=_is_object(tail))
 
     def _take(self, line: bytes, number: int, *, report: bool = True) -> bool:
-        """Merge one line into the rows. False if it is broken, which goes on record if `report` is set."""
+        """Merge one line into the rows. False if it is broken and that did not go on record, by `report`."""
         if not line.strip():
             return True
         try:
-            step, values, unusable = parse_line(line)
+            step, values, unusable = _parsed(line.strip(_NO_TEXT) or line)
         except ValueError as error:
             if report:
                 self.broken.append(Broken(number, str(error)))
-            return False
+            return report
         self.rows.put(step, values)
+        if step < self._step:
+            self.restarts.append(Restart(number, self._step, step))
+        self._step = step
         self.broken.extend(Broken(number, reason) for reason in unusable)
         return True
+
+
+# Around an object: a file system that was not synced before a crash leaves NUL bytes where nothing was written.
+_NO_TEXT = b"\0 \t\r\n"
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line.strip(_NO_TEXT).decode()), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def parse_line(line: bytes) -> tuple[int, dict[str, float | None], list[str]]:
@@ -64,8 +91,13 @@ def parse_line(line: bytes) -> tuple[int, dict[str, float | None], list[str]]:
 
     Raises ValueError, with a sentence, if the line as a whole can't be used.
     """
+    step, values, unusable = _parsed(line)
+    return step, {key: value if math.isfinite(value) else None for key, value in values.items()}, unusable
+
+
+def _parsed(line: bytes) -> tuple[int, dict[str, float], list[str]]:
     try:
-        record = json.loads(line)
+        record = json.loads(line.decode("utf-8-sig"))  # of bytes, json would guess the encoding
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not a JSON object ({short(error)}): {short(line)}") from error
     if not isinstance(record, dict) or not isinstance(record.get("data"), dict):
@@ -73,7 +105,7 @@ def parse_line(line: bytes) -> tuple[int, dict[str, float | None], list[str]]:
     step = record.get("step")
     if type(step) is not int or not 0 <= step < MAX_STEP:
         raise ValueError(f"the step must be a whole number from 0 up, found {short(json.dumps(step))}")
-    values: dict[str, float | None] = {}
+    values: dict[str, float] = {}
     unusable: list[str] = []
     for key, value in record["data"].items():
         try:
@@ -83,11 +115,10 @@ def parse_line(line: bytes) -> tuple[int, dict[str, float | None], list[str]]:
     return step, values, unusable
 
 
-def _number(value: Any) -> float | None:
-    """A JSON value as a float, None if it is not finite. Text is refused, even if it looks like a number."""
+def _number(value: Any) -> float:
+    """A JSON value as a float, null as NaN. Text is refused, even if it looks like a number."""
     if value is None:
-        return None
+        return math.nan
     if not isinstance(value, int | float):
         raise TypeError(value)
-    number = float(value)
-    return number if math.isfinite(number) else None
+    return float(value)

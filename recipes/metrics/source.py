@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import math
 import os
 import struct
 import zlib
@@ -14,16 +13,17 @@ from pathlib import Path
 
 from recipes.errors import RecipeError
 from recipes.metrics.console import read_console
-from recipes.metrics.growing import GZIP
+from recipes.metrics.growing import CUT, GZIP, is_utf_16
 from recipes.metrics.jsonl import parse_line, read_jsonl
-from recipes.metrics.table import MAX_STEP, Broken, Metrics, Rows, short
+from recipes.metrics.table import MAX_STEP, Broken, Metrics, Restart, Rows, short
 from recipes.metrics.tensorboard import event_files, is_event_file, read_tensorboard
 from recipes.run.directory import Run
 
 KINDS = (
-    "verl's JSON lines, TensorBoard events, a console log of verl, slime or MindSpeed-RL, or CSV as `recipes metrics` "
-    "writes it"
+    "verl's JSON lines, TensorBoard events, a console log of verl, slime or MindSpeed-RL, or CSV or Parquet as "
+    "`recipes metrics` writes it"
 )
+PARQUET = b"PAR1"
 _HEAD_BYTES = 2**16
 
 
@@ -44,6 +44,8 @@ def read(path: str | os.PathLike[str]) -> Metrics:
             return read_jsonl(path)
         if _is_csv(head):
             return read_csv(path)
+        if head.startswith(PARQUET):
+            return read_parquet(path)
         metrics = read_console(path)
     except FileNotFoundError as fault:
         raise RecipeError(f"{path} does not exist.") from fault
@@ -82,6 +84,11 @@ def one_curve(parts: Mapping[int, Metrics], path: Path) -> Metrics:
         for number, part in parts.items()
         for b in part.broken
     )
+    restarts = tuple(
+        restart if len(parts) == 1 else restart._replace(place=f"attempts/{number}/metrics.jsonl")
+        for number, part in parts.items()
+        for restart in part.restarts
+    )
     states = [part.state for part in parts.values()]
     return Metrics(
         table=merged.table,
@@ -92,6 +99,11 @@ def one_curve(parts: Mapping[int, Metrics], path: Path) -> Metrics:
         state=next((state for state in ("ok", "empty") if state in states), "missing"),
         folded={old: new for part in parts.values() for old, new in part.folded.items()},
         attempts=dict(sorted(attempts.items())),
+        infinite=_infinite(parts, merged),
+        restarts=restarts,
+        rounded=frozenset(key for part in parts.values() for key in part.rounded),
+        format=last.format,
+        trainer=last.trainer,
     )
 
 
@@ -111,29 +123,84 @@ def _merge(parts: Mapping[int, Metrics]) -> Metrics:
     return as_metrics(whole)
 
 
-def read_csv(path: str | os.PathLike[str]) -> Metrics:
-    """Read CSV as `write_csv` writes it: `step` first, an absent value as an empty field, a non-finite one as `nan`."""
+def _infinite(parts: Mapping[int, Metrics], merged: Metrics) -> dict[str, dict[int, float]]:
+    """Which of the non-finite values of the merged table are infinite: the latest part that has one says so."""
+    said: dict[str, dict[int, float | None]] = {}
+    for part in parts.values():
+        for key, steps in part.nonfinite.items():
+            said.setdefault(key, {}).update({step: part.infinite.get(key, {}).get(step) for step in steps})
+    found = {}
+    for key, steps in merged.nonfinite.items():
+        endless = {step: value for step in steps if (value := said.get(key, {}).get(step)) is not None}
+        if endless:
+            found[key] = endless
+    return found
+
+
+def read_parquet(path: str | os.PathLike[str]) -> Metrics:
+    """Read Parquet as `recipes metrics -o` writes it: `step` first, an absent value as null.
+
+    Raises RecipeError for another Parquet file, and without pyarrow.
+    """
     path = Path(path)
-    rows, broken = Rows(), []
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as fault:
+        raise RecipeError(f"{path} is Parquet, and pyarrow is not installed: pip install pyarrow.") from fault
+    try:
+        table = pq.read_table(path)
+        steps = table["step"].to_numpy() if table.column_names[:1] == ["step"] else None
+    except (pa.ArrowException, ValueError) as fault:
+        raise RecipeError(f"{path} cannot be read as Parquet: {short(fault)}.") from fault
+    numbers = all(pa.types.is_floating(column.type) or pa.types.is_integer(column.type) for column in table.columns)
+    if steps is None or steps.dtype.kind != "i" or not numbers or ((steps < 0) | (steps >= MAX_STEP)).any():
+        raise RecipeError(f"{path} is no table of metrics: its first column must be step, whole numbers from 0 up.")
+    rows = Rows()
+    for name, column in zip(table.column_names[1:], table.columns[1:], strict=True):
+        there = column.is_valid().to_numpy()
+        values = column.cast(pa.float64()).to_numpy()
+        rows.extend(name, steps[there], values[there])
+    return rows.metrics(source=path, state="ok" if len(rows) else "empty", format="Parquet")
+
+
+def read_csv(path: str | os.PathLike[str]) -> Metrics:
+    """Read CSV as `write_csv` writes it: `step` first, an absent value as an empty field, others as numbers."""
+    path = Path(path)
+    rows, broken, restarts, last = Rows(), [], [], -1
     with path.open("rb") as raw:
-        packed = raw.read(2) == GZIP
+        head = raw.read(1024)
+        packed = head.startswith(GZIP)
         raw.seek(0)
         file = gzip.GzipFile(fileobj=raw) if packed else raw
-        lines = csv.reader(io.TextIOWrapper(file, newline="", errors="replace"))
+        encoding = "utf-16" if is_utf_16(head) else "utf-8-sig"
+        lines = csv.reader(io.TextIOWrapper(file, encoding=encoding, newline="", errors="replace"))
         names = tuple(next(lines, ["step"])[1:])
         try:
             for cells in lines:
-                if cells:
-                    _csv_row(rows, names, cells, lines.line_num, broken)
-        except (csv.Error, EOFError, zlib.error) as error:
+                step = _csv_row(rows, names, cells, lines.line_num, broken) if cells else None
+                if step is not None:
+                    if step < last:
+                        restarts.append(Restart(lines.line_num, last, step))
+                    last = step
+        except EOFError:
+            broken.append(Broken(lines.line_num + 1, CUT))
+        except (csv.Error, zlib.error) as error:
             broken.append(Broken(lines.line_num, f"not CSV from here on: {short(error)}"))
-    return rows.metrics(broken=tuple(broken), source=path, state="ok" if len(rows) else "empty")
+    return rows.metrics(
+        broken=tuple(broken),
+        source=path,
+        state="ok" if len(rows) else "empty",
+        restarts=tuple(restarts),
+        format="CSV",
+    )
 
 
-def _csv_row(rows: Rows, names: tuple[str, ...], cells: list[str], line: int, broken: list[Broken]) -> None:
+def _csv_row(rows: Rows, names: tuple[str, ...], cells: list[str], line: int, broken: list[Broken]) -> int | None:
+    """Add a row; its step, None if the row as a whole is broken."""
     if not cells[0].isdecimal() or int(cells[0]) >= MAX_STEP or len(cells) != len(names) + 1:
         broken.append(Broken(line, f"expected a step and {len(names)} values, found {short(','.join(cells))}"))
-        return
+        return None
     step = int(cells[0])
     try:
         rows.add(step, names, list(map(float, cells[1:])))
@@ -142,11 +209,11 @@ def _csv_row(rows: Rows, names: tuple[str, ...], cells: list[str], line: int, br
         for name, cell in zip(names, cells[1:], strict=True):
             try:
                 if cell.strip():
-                    number = float(cell)
-                    values[name] = number if math.isfinite(number) else None
+                    values[name] = float(cell)
             except ValueError:
                 broken.append(Broken(line, f"{short(name)} at step {step} is not a number: {short(cell)}"))
         rows.put(step, values)
+    return step
 
 
 def _read_folder(path: Path) -> Metrics:
@@ -166,15 +233,15 @@ def _read_folder(path: Path) -> Metrics:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a file, unpacked. As much as there is, of a gzip file that is damaged or being written."""
+    """The first bytes of a file, unpacked, as UTF-8. As much as there is, of a gzip file that is damaged or grows."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
-        if not head.startswith(GZIP):
-            return head
-    try:
-        return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
-    except zlib.error:
-        return b""
+    if head.startswith(GZIP):
+        try:
+            head = zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
+        except zlib.error:
+            return b""
+    return head.decode("utf-16", errors="replace").encode(errors="replace") if is_utf_16(head) else head
 
 
 def _is_jsonl(head: bytes) -> bool:
@@ -191,5 +258,5 @@ def _is_jsonl(head: bytes) -> bool:
 
 def _is_csv(head: bytes) -> bool:
     """Say whether the first line is the header of our CSV."""
-    first = head.split(b"\n", 1)[0].rstrip(b"\r").decode(errors="replace")
+    first = head.split(b"\n", 1)[0].rstrip(b"\r").decode("utf-8-sig", errors="replace")
     return first == "step" or (first.startswith("step,") and next(csv.reader(io.StringIO(first)), [""])[0] == "step")

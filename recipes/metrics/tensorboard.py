@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from recipes.metrics.growing import GZIP, Unpacked
-from recipes.metrics.table import MAX_STEP, Broken, Metrics, Rows, short
+from recipes.metrics.growing import CUT, GZIP, Unpacked
+from recipes.metrics.table import MAX_STEP, Broken, Metrics, Restart, Rows, short, trainer_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,19 +37,30 @@ def read_tensorboard(path: str | os.PathLike[str]) -> Metrics:
     """Read the scalars of one event file, or of all event files of a folder, the earlier written first.
 
     Values of the same step and tag: the later one wins, as in the other formats. TensorBoard stores 32-bit floats.
-    A record whose checksum is wrong is broken; after damage to a length nothing more can be found in that file.
-    Raises OSError if a file can't be read.
+    A record whose checksum is wrong is broken; after damage to a length nothing more can be found in that file. Where
+    a tag goes back to an earlier step, in a file or from one to the next, a training was resumed, or runs share the
+    folder: `Metrics.restarts` says so. Raises OSError if a file can't be read.
     """
     path = Path(path)
     files = event_files(path) if path.is_dir() else [path]
-    rows, broken, unfinished = Rows(), [], False
+    rows, broken, restarts, unfinished = Rows(), [], [], False
+    known = _Known()
     for file in files:
-        found, cut = _read_file(file, rows)
-        place = f"{file.name}: " if len(files) > 1 else ""
-        broken += [Broken(number, place + reason) for number, reason in found]
+        known.back.clear()
+        found, cut = _read_file(file, rows, known)
+        place = file.name if len(files) > 1 else ""
+        broken += [Broken(number, f"{place}: {reason}" if place else reason) for number, reason in found]
+        restarts += [restart._replace(place=place) for restart in known.restarts()]
         unfinished = cut  # an earlier file whose end is missing was left by an attempt that was killed
-    state = "ok" if len(rows) else "empty"
-    return rows.metrics(broken=tuple(broken), unfinished=unfinished, source=path, state=state)
+    return rows.metrics(
+        broken=tuple(broken),
+        unfinished=unfinished,
+        source=path,
+        state="ok" if len(rows) else "empty",
+        restarts=tuple(restarts),
+        format="TensorBoard",
+        trainer=trainer_of(rows.keys),
+    )
 
 
 def event_files(folder: Path) -> list[Path]:
@@ -70,23 +81,24 @@ def is_event_file(head: bytes) -> bool:
     return struct.unpack_from("<I", head, 8)[0] == _masked(_crc(head[:8]))
 
 
-def _read_file(path: Path, rows: Rows) -> tuple[list[Broken], bool]:
+def _read_file(path: Path, rows: Rows, known: _Known) -> tuple[list[Broken], bool]:
     """Add the scalars of a file to the rows. Returns what is broken, and whether the file ends inside a record."""
     with path.open("rb") as raw:
         packed = raw.read(2) == GZIP
         raw.seek(0)
         file = Unpacked(raw) if packed else raw
-        return _read_stream(file, rows)
+        return _read_stream(file, rows, known)
 
 
-def _read_stream(file: IO[bytes] | Unpacked, rows: Rows) -> tuple[list[Broken], bool]:
+def _read_stream(file: IO[bytes] | Unpacked, rows: Rows, known: _Known) -> tuple[list[Broken], bool]:
     broken: list[Broken] = []
     lengths: dict[bytes, int] = {}  # the twelve bytes before an event → its length, where the checksum is right
-    rest, number, known = b"", 0, _Known()
+    rest, number = b"", 0
     while True:
         try:
             piece = file.read(_PIECE)
         except EOFError:
+            broken.append(Broken(number + 1, CUT))
             return broken, True
         except zlib.error as error:
             broken.append(Broken(number + 1, f"the gzip file is damaged from here on: {error}"))
@@ -124,10 +136,30 @@ def _read_stream(file: IO[bytes] | Unpacked, rows: Rows) -> tuple[list[Broken], 
 
 
 class _Known:
-    """Shapes of events: what is left of one without time, step and number → its tag, or None."""
+    """What is known of the events so far, over all files."""
 
     def __init__(self) -> None:
+        # Shapes of events: what is left of one without time, step and number → its tag, or None.
         self.tags: dict[bytes, str | None] = {}
+        self.steps: dict[str, int] = {}  # the last step of each tag
+        self.back: list[tuple[Restart, bool]] = []  # where a tag of this file went back, and whether it is validation
+
+    def went_back(self, tag: str, steps: np.ndarray, records: np.ndarray) -> None:
+        """Note where the steps of a tag go back, from its earlier events on."""
+        import numpy as np
+
+        before = np.concatenate(([self.steps.get(tag, -1)], steps[:-1]))
+        for i in np.flatnonzero(steps < before).tolist():
+            self.back.append((Restart(int(records[i]), int(before[i]), int(steps[i])), tag.startswith("val-")))
+        self.steps[tag] = int(steps[-1])
+
+    def restarts(self) -> list[Restart]:
+        """The places in this file, each once: tags go back together, validation with others tells nothing new."""
+        trained = [restart for restart, validated in self.back if not validated]
+        found: dict[tuple[int, int], Restart] = {}
+        for restart in sorted(trained or [restart for restart, _ in self.back]):
+            found.setdefault((restart.before, restart.step), restart)
+        return sorted(found.values())
 
 
 def _take(data: bytes, starts: list[int], lengths: list[int], number: int, rows: Rows, known: _Known) -> list[Broken]:
@@ -155,6 +187,8 @@ def _take(data: bytes, starts: list[int], lengths: list[int], number: int, rows:
         if not usable.all():
             bad = int(at[order][~usable][0])
             broken.append(Broken(number + bad + 1, f"{short(tag)} at a step that is no whole number from 0 up"))
+        if usable.any():
+            known.went_back(tag, steps[order][usable], number + 1 + at[order][usable])
         rows.extend(tag, steps[order][usable], values[order][usable])
     return sorted(broken)
 
