@@ -599,6 +599,50 @@ def test_a_console_log_is_judged_and_says_what_a_file_cannot_know(tmp_path):
     ]
 
 
+def printed(rows, form="{}") -> str:
+    lines = ((s, " - ".join(f"{k}:{form.format(v)}" for k, v in row.items())) for s, row in rows.items())
+    return "".join(f"(TaskRunner pid=1) step:{s} - {text}\n" for s, text in lines)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "outcome", "words"),
+    [
+        (1, 12, "fail", "line 41: the step went back from 40 to 1: more than one training is in it"),
+        (31, 40, "warn", "line 41: the step went back from 40 to 31: it was resumed, and the later values count"),
+    ],
+)
+def test_a_second_training_in_a_log_is_not_taken_for_its_end(tmp_path, first, last, outcome, words):
+    log = tmp_path / "train.log"
+    rows = series()
+    log.write_text(printed(rows) + printed({s: rows[s] for s in range(first, last + 1)}))
+    found = verdict.judge(metrics.read(log), None)
+    [own] = [j for j in found.judgements if j.rule == "INCOMPLETE" and j.outcome in ("fail", "warn")]
+    assert (own.outcome, own.step) == (outcome, first)
+    assert words in own.sentence
+
+
+def test_a_number_that_is_rounded_to_zero_is_not_zero(tmp_path):
+    """verl before 0.5 printed three decimals: advantages of 0.0004 are no lack of signal."""
+    log = tmp_path / "train.log"
+    rows = series(**{"critic/advantages/max": 4e-4, "critic/advantages/min": -4e-4})
+    log.write_text(printed(rows, "{:.3f}"))
+    found = verdict.judge(metrics.read(log), None)
+    [own] = [j for j in found.judgements if j.rule == "NO SIGNAL" and j.outcome == "info"]
+    assert "printed as 0.000" in own.sentence
+    assert found.passed
+
+
+def test_a_log_of_another_trainer_is_told_what_cannot_be_judged_and_not_how_to_set_verl(tmp_path):
+    log = tmp_path / "train.log"
+    fields = "{{'train/entropy_loss': 0.3, 'train/grad_norm': 1.0, 'train/pg_loss': 0.01, 'rollout/raw_reward': {}}}"
+    log.write_text("".join(f"step {s}: {fields.format(0.4 + s / 100)}\n" for s in range(1, 31)))
+    found = verdict.judge(metrics.read(log), None)
+    assert found.passed
+    said = " ".join(j.sentence for j in found.judgements if j.outcome == "warn")
+    assert "a log of slime without actor/ppo_kl, training/rollout_probs_diff_mean" in said
+    assert "turns it on" not in said
+
+
 def test_an_empty_log_fails_and_may_not_be_flushed_yet(tmp_path):
     (tmp_path / "train.log").touch()
     done = CliRunner().invoke(main, ["judge", str(tmp_path / "train.log")])

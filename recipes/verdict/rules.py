@@ -85,7 +85,10 @@ class Told:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is judged. `state` is run.json, None for a bare file; `live` while the run goes on."""
+    """What is judged. `state` is run.json, None for a bare file; `live` while the run goes on.
+
+    `restarts`, `rounded` and `trainer` are those of recipes.metrics.Metrics.
+    """
 
     curves: Curves
     state: Mapping[str, Any] | None = None
@@ -93,12 +96,22 @@ class Subject:
     told: Told = field(default_factory=Told)
     broken: tuple[Any, ...] = ()
     unfinished: bool = False
+    restarts: tuple[Any, ...] = ()
+    rounded: frozenset[str] = frozenset()
+    trainer: str = ""
     logged: tuple[str, ...] = ()
     exported: Exported | None = None
     baseline: Baseline | None = None
     unmatched: str = ""
     hint: str = ""
     live: bool = False
+
+    def never(self, *keys: str) -> tuple[str, str]:
+        """(outcome, sentence) of metrics that are not there. Of another trainer it need not be a fault."""
+        if self.trainer in ("", "verl"):
+            words = [f"{key} ({TURNS_ON[key]} turns it on)" if key in TURNS_ON else key for key in keys]
+            return "fail", f"never computed: {', '.join(words)}"
+        return "warn", f"a log of {self.trainer} without {', '.join(keys)}: what these would show is not judged"
 
 
 @dataclass(frozen=True)
@@ -184,12 +197,27 @@ def _complete(s: Subject) -> Iterator[tuple]:
         elif not expected:
             words += "; the recipe counts epochs, so how many were due is not known"
         yield "pass" if s.state is not None else "info", words
+    yield from _again(s, steps)
     for broken in s.broken[:SHOWN]:
         yield "warn", f"metrics, {broken}"
     if (more := len(s.broken) - SHOWN) > 0:
         yield "warn", f"metrics, {more} more lines or values that cannot be read; `recipes metrics` shows them"
     if s.unfinished:
         yield "warn", "the last line of the metrics is unfinished: its writer was cut off, or still writes"
+
+
+def _again(s: Subject, steps: list[int]) -> Iterator[tuple]:
+    """What to think of steps that go back: a resumption repeats a few, a second training begins anew."""
+    if not s.restarts:
+        return
+    more = f", and {len(s.restarts) - 1} times more" if len(s.restarts) > 1 else ""
+    words = f"metrics, {s.restarts[0]}{more}"
+    anew = next((r for r in s.restarts if r.step <= steps[0]), None)
+    if anew is not None or 4 * len(s.restarts) > len(steps):
+        at = anew or s.restarts[0]
+        yield "fail", f"{words}: more than one training is in it, and none can be judged; give each its own", at.step
+    else:
+        yield "warn", f"{words}: it was resumed, and the later values count", s.restarts[0].step
 
 
 @rule("TOO FEW")
@@ -215,7 +243,7 @@ def _finite(s: Subject) -> Iterator[tuple]:
     if len(bad) > SHOWN:
         yield "fail", f"nor are {len(bad) - SHOWN} more: {', '.join(bad[SHOWN:][:SHOWN])}"
     for key in [key for key in lost if key not in bad][:SHOWN]:
-        yield "warn", f"{key} is not finite at {_count(lost[key])}; it says nothing of the training", lost[key][0]
+        yield "warn", f"{key} is not finite at {_count(lost[key])}; no rule reads it", lost[key][0]
     invalid = first_of(s.curves.points(VALID), lambda v: v == 0)
     if invalid is not None:
         found = True
@@ -229,8 +257,7 @@ def _finite(s: Subject) -> Iterator[tuple]:
         yield "warn", f"{key} cannot be computed: {s.told.impossible[key]}"
     if absent := [key for key in missing if key not in s.told.impossible]:
         found = True
-        words = [f"{key} ({TURNS_ON[key]} turns it on)" if key in TURNS_ON else key for key in absent]
-        yield "fail", f"never computed: {', '.join(words)}"
+        yield s.never(*absent)
     holes = {k: h for k in WATCHED if k not in missing and (h := _holes(s, k))} if not s.live else {}
     for key, steps in holes.items():
         found = True
@@ -359,6 +386,8 @@ def _determinism(s: Subject) -> Iterator[tuple]:
         yield "fail", f"{words} {bound:g}", step, limits.source("deterministic_difference")
     elif over is not None:
         pass
+    elif worst == 0 and DIFFERENCE in s.rounded:
+        yield "warn", f"{DIFFERENCE} is printed as 0.000 in a log that rounds: how large it is is not known"
     elif worst == 0 and len(largest) == len(points) and all(value == 0 for _, value in largest):
         yield "pass", f"bitwise: the probabilities of every sampled token are equal in all {len(points)} steps"
     elif worst == 0 and not any(value for _, value in largest):
@@ -506,9 +535,13 @@ def _signal(s: Subject) -> Iterator[tuple]:
     flat = [(step, max(abs(largest[step]), abs(smallest[step]))) for step in sorted(largest.keys() & smallest.keys())]
     if not flat:
         if not s.live:
-            yield "fail", f"never computed: {' and '.join(ADVANTAGES)}"
+            yield s.never(*ADVANTAGES)
         return
     step = first_of(flat, lambda v: v == 0, s.limits.no_signal_steps)
+    if step is not None and not s.rounded.isdisjoint(ADVANTAGES):
+        words = "advantages are printed as 0.000 in a log that rounds, so whether all are 0 is not known"
+        yield "info", words, step
+        step = None
     # With a KL penalty in the reward advantages differ where no score does: then only the penalty is learned.
     same = first_of(_spread(s, "critic/score"), lambda v: v == 0, s.limits.no_signal_steps)
     if same is not None and (step is None or same < step):
@@ -607,7 +640,7 @@ def _length(s: Subject) -> Iterator[tuple]:
     limits, found = s.limits, means(s.curves.points(CLIPPED))
     if not found:
         if not s.live and not s.curves.has(CLIPPED):
-            yield "fail", f"never computed: {CLIPPED}"
+            yield s.never(CLIPPED)
         return
     rising = [(step, value) for (_, before), (step, value) in zip(found, found[5:], strict=False) if value > before]
     at, worst = extreme(found)
@@ -629,7 +662,7 @@ def _aborted(s: Subject) -> Iterator[tuple]:
     limits, points = s.limits, s.curves.points(ABORTED)
     if not points:
         if not s.live and not s.curves.has(ABORTED):
-            yield "fail", f"never computed: {ABORTED}"
+            yield s.never(ABORTED)
         return
     at, worst = extreme(points)
     words = f"{worst:.1%} of the responses were given up (step {at})"
