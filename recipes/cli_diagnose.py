@@ -31,7 +31,8 @@ def diagnose_command(path: Path | None, attempt: int | None, as_json: bool, list
     RUN is a run directory; LOG is any log of verl on Ascend, plain or gzip, of any size. What follows from the cause is
     listed apart, and so is noise. A failure nobody knows is said to be unknown, with the lines that say most.
 
-    Exit code 0 when nothing was found but noise, 1 when there is something to act on, 2 for a path that cannot be read.
+    Exit code 0 when nothing was found but noise or somebody ended it, 1 when there is something to act on, 2 for a path
+    that cannot be read.
     """
     from recipes import diagnosis
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from recipes.diagnosis.causes import CAUSES, Cause
-from recipes.diagnosis.reader import Hit, Raised, Ranked, Scan, cut, scan
+from recipes.diagnosis.reader import EXPLAINED_WITHIN, FAILING, FATAL, Hit, Raised, Ranked, Scan, cut, scan
 from recipes.errors import RecipeError
 from recipes.run.directory import Run, open_run, read_state
 
-# Lines after a traceback in which the same writer may still say what the exception was about (HCCL's codes follow it).
-EXPLAINED_WITHIN = 20
 # Lines shown of an unknown failure.
 SHOWN = 8
 
@@ -22,32 +20,17 @@ SHOWN = 8
 _PASSED_ON = (
     *("RayTaskError", "RayActorError", "ActorDiedError", "ActorUnavailableError", "EngineDeadError", "SystemExit"),
     *("KeyboardInterrupt", "CancelledError", "BrokenPipeError", "ConnectionResetError", "ConnectionRefusedError"),
-    *("WorkerCrashedError", "OwnerDiedError", "ObjectLostError", "EOFError"),
+    *("WorkerCrashedError", "OwnerDiedError", "ObjectLostError", "EOFError", "ExceptionGroup", "BaseExceptionGroup"),
 )
+# Metrics of which a value that is not finite says that the training is broken.
+_WATCHED = ("actor/", "critic/", "training/rollout_", "rollout_corr/")
 
+_BY_ID = {cause.id: cause for cause in CAUSES}
 _SIGNALS = {
-    signal.SIGKILL: Cause(
-        "killed",
-        (),
-        "The training was killed by SIGKILL: by the kernel's OOM killer, by the platform, or by hand.",
-        "`dmesg` says whether it was the OOM killer. If so: offload less, fewer workers, or more host memory.",
-        ("memory.param_offload", "memory.optimizer_offload", "rollout.agent_workers"),
-    ),
-    signal.SIGBUS: next(cause for cause in CAUSES if cause.id == "shm-full"),
-    signal.SIGSEGV: Cause(
-        "crashed",
-        (),
-        "The training crashed in native code (SIGSEGV).",
-        "Most often versions that do not fit (`recipes stack verify`); PYTHONFAULTHANDLER=1 shows where.",
-        ("stack", "env"),
-    ),
-    signal.SIGABRT: Cause(
-        "aborted",
-        (),
-        "Native code gave up (SIGABRT).",
-        "The last lines of the log say why; PYTHONFAULTHANDLER=1 shows where.",
-        ("stack", "env"),
-    ),
+    signal.SIGKILL: _BY_ID["killed"],
+    signal.SIGBUS: _BY_ID["shm-full"],
+    signal.SIGSEGV: _BY_ID["crashed"],
+    signal.SIGABRT: _BY_ID["aborted"],
 }
 
 # What the supervisor of a run saw and no log says, by its words in run.json.
@@ -62,8 +45,8 @@ _RECORDED = (
             ("trainer.collective_timeout", "rollout.enforce_eager", "env"),
         ),
     ),
-    ("out-of-memory killer ended ", next(cause for cause in CAUSES if cause.id == "host-memory")),
-    ("the disk of the run directory is full", next(cause for cause in CAUSES if cause.id == "disk")),
+    ("out-of-memory killer ended ", _BY_ID["host-memory"]),
+    ("the disk of the run directory is full", _BY_ID["disk"]),
 )
 
 
@@ -74,7 +57,7 @@ class Diagnosis:
     `outcome` is one of: cause (a known one), unknown (it failed, and no known cause is in the log), doubtful (it goes
     on, or ended by itself, but its numbers may not be believed), noise (only what may be ignored), clean (nothing at
     all), stopped (somebody ended it). `keys` holds the recipe's keys that decide it, with the run's own values where
-    they are known.
+    they are known. `survived` are causes after which the training made more steps.
     """
 
     log: Path
@@ -84,6 +67,7 @@ class Diagnosis:
     raised: Raised | None = None
     doubts: tuple[Hit, ...] = ()
     followed: tuple[Hit, ...] = ()
+    survived: tuple[Hit, ...] = ()
     noise: tuple[Hit, ...] = ()
     ranked: tuple[Ranked, ...] = ()
     others: tuple[Raised, ...] = ()
@@ -147,6 +131,9 @@ class Diagnosis:
             rows.append(("says", f"line {line.line}: {line.text}{_times(line.count)}{_by([line.writer])}"))
         for hit in self.followed:
             rows.append(("then", f"line {hit.line}: {hit.cause.cause} [{hit.cause.id}]{_times(hit.count)}"))
+        for hit in self.survived:
+            said = f"line {hit.line}: {hit.cause.cause} [{hit.cause.id}]{_times(hit.count)}; steps were made after it"
+            rows.append(("earlier", said))
         for hit in self.noise:
             rows.append(("ignore", f"line {hit.line}: {hit.cause.cause} [{hit.cause.id}]{_times(hit.count)}"))
         if self.state:
@@ -169,6 +156,7 @@ class Diagnosis:
             "raised": _raised_dict(self.raised) if self.raised else None,
             "doubts": [_hit_dict(hit) for hit in self.doubts],
             "followed": [_hit_dict(hit) for hit in self.followed],
+            "survived": [_hit_dict(hit) for hit in self.survived],
             "noise": [_hit_dict(hit) for hit in self.noise],
             "others": [_raised_dict(each) for each in self.others],
             "ranked": [{"line": r.line, "text": r.text, "count": r.count, "writer": r.writer} for r in self.ranked],
@@ -232,7 +220,11 @@ def table() -> str:
         "doubt": "The run goes on, and may not be believed",
         "noise": "Noise",
     }
-    lines = ["# Known causes", "", "`…` stands for anything on the same line. The first match in a log is its cause."]
+    lines = ["# Known causes", ""]
+    lines += [
+        "`…` stands for anything on the same line. The first match after the last step of a log is its "
+        "cause; what stands before a step was survived, and what a model or a configuration says is none."
+    ]
     for kind, title in kinds.items():
         lines += ["", f"## {title}"]
         for cause in (c for c in CAUSES if c.kind == kind):
@@ -251,116 +243,204 @@ def conclude(log: Path, found: Scan, state: Mapping[str, Any] | None = None, val
     """Say what a scan means. `state` is run.json where there is a run; `values` is its resolved recipe."""
     state = state or {}
     ended = state.get("state", "")
-    well = ended == "finished" or (not ended and found.ended_well)
-    hits = sorted(found.hits.values(), key=lambda hit: hit.line)
-    noise, doubts, serious = [], [], []
-    for hit in hits:
-        kind = hit.cause.kind
-        over = found.step_line and hit.line > found.step_line and (well or found.ended_well)
-        if kind == "noise" or (hit.cause.ends_well and over) or (well and kind in ("symptom", "consequence")):
-            noise.append(hit)
-        elif kind == "doubt" or well:
-            doubts.append(hit)
-        else:
-            serious.append(hit)
-    common: dict[str, Any] = {"log": log, "noise": tuple(noise), "state": state, "damaged": found.damaged}
+    finished, through = ended == "finished", not ended and found.ended_well
+    noise, doubts, serious, survived = _sorted(found, finished, through)
+    late = [r for r in found.raised.values() if r.epoch == found.epoch and _counts(r)]
+    signs = [line for line in found.ranked.values() if line.score >= FAILING]
+    if through and (serious or late or any(_ends_badly(line) for line in signs)):
+        through = False  # it made its last step, and failed after it
+    broken = _not_finite(found)
+    if broken:
+        doubts = sorted([*doubts, broken], key=lambda hit: hit.line)
+    told = Diagnosis(
+        log=log,
+        outcome="clean",
+        sentence="",
+        doubts=tuple(doubts),
+        survived=tuple(survived[:SHOWN]),
+        noise=tuple(noise),
+        others=tuple(late[:SHOWN]),
+        state=state,
+        damaged=found.damaged,
+    )
 
-    if well:
+    if finished or through:
         if doubts:
-            return Diagnosis(
-                outcome="doubtful",
-                sentence=f"The run finished, but: {doubts[0].cause.cause}",
-                doubts=tuple(doubts),
-                keys=_with_values(doubts[0].cause.keys, values),
-                **common,
-            )
-        return Diagnosis(**_nothing(noise, "The run finished; its log shows nothing that matters."), **common)
+            return _doubtful(told, "The run finished, but", values)
+        nothing = "its log shows nothing that " + ("ended it" if late or survived else "matters")
+        judge = "Whether its numbers can be believed, `recipes judge` says."
+        return _nothing(told, f"The run finished; {nothing}. {judge}")
 
-    open_ = [r for r in found.raised.values() if _counts(r) and not _explained(r, hits)]
-    raised = _pick(open_, found.last_exception)
-    first = next((hit for hit in serious if hit.cause.kind == "cause"), None)
-    if first is None:
-        symptom = next((hit for hit in serious if hit.cause.kind == "symptom"), None)
-        if symptom and (raised is None or symptom.line <= raised.end):
-            first = symptom
+    every = [r for r in found.raised.values() if _counts(r)]
+    raised = _named(every, found.last_exception) or min(late, key=lambda r: r.line, default=None)
+    if raised is None and not any(hit.cause.kind == "cause" for hit in serious) and (serious or signs):
+        # All that is left after the last step is what follows from a failure, which then stands shortly before it: what
+        # different processes print comes in any order.
+        shortly = [hit for hit in survived if hit.epoch == found.epoch - 1 and hit.cause.kind == "cause"]
+        serious, survived = sorted([*shortly, *serious], key=_line), [hit for hit in survived if hit not in shortly]
+        told = replace(told, survived=tuple(survived[:SHOWN]))
+    failed = ended in ("failed", "lost")
+    first = _first(serious, raised, found.last_exception)
     recorded = None if ended == "stopped" else _recorded(state)
-    if first is None and recorded and (raised is None or recorded.cause.id == "hang"):
+    if first is not None and recorded and first.cause.id == recorded.cause.id:
+        recorded = None  # the log says it in its own words
+    if (first is None or first.cause.kind == "consequence") and recorded and (raised is None or _is_hang(recorded)):
         # A process that raised and is waited for makes a hang too: its exception is then listed beside it.
         first = recorded
-    if first is None and raised is None:
-        first = next(iter(serious), None)
+    ranked = _best(found.ranked.values())
+    unsaid = first is None or first.cause.kind in ("symptom", "consequence")
+    if broken and found.broken_last and unsaid and (raised or first or signs or failed) and ended != "stopped":
+        # The numbers of the last step are not to be believed: what failed after it most likely follows from that.
+        first = replace(broken, cause=replace(broken.cause, kind="cause"))
+        doubts.remove(broken)
     if first is not None:
-        return Diagnosis(
+        return replace(
+            told,
             outcome="cause",
             sentence=f"{first.cause.cause} [{first.cause.id}]",
             first=first,
             doubts=tuple(doubts),
             followed=tuple(hit for hit in serious if hit is not first),
-            others=tuple(r for r in open_ if r.end < first.line or not first.line)[:SHOWN],
+            ranked=ranked if first.cause.vague or first.cause.kind == "consequence" else (),
             keys=_with_values(first.cause.keys, values),
-            **common,
         )
-    failed = ended in ("failed", "lost")
-    if raised is not None and (ended not in ("running", "prepared", "stopped") or failed):
+    going = ended in ("running", "prepared")
+    if raised is not None and not going and ended != "stopped":
         where = f" at {raised.frame}" if raised.frame else ""
-        return Diagnosis(
+        return replace(
+            told,
             outcome="unknown",
             sentence=f"Unknown: no known cause is in the log. First to fail was {raised.type}{where}.",
             raised=raised,
-            doubts=tuple(doubts),
             followed=tuple(serious),
-            others=tuple(r for r in open_ if r is not raised)[:SHOWN],
+            others=tuple(r for r in late if r is not raised)[:SHOWN],
             keys=_with_values(("reward.function",) if raised.frame.endswith("in compute_score") else (), values),
-            **common,
         )
     if ended == "stopped":
-        return Diagnosis(outcome="stopped", sentence=f"Nothing failed: {state.get('cause') or 'stopped'}.", **common)
-    ranked = _best(found.ranked.values())
-    if failed or (not ended and any(line.score == 5 for line in ranked)):
-        said = "Unknown: no known cause is in the log, and no traceback; these lines say most." if ranked else ""
-        said = said or "Unknown: the log says nothing about why. Other processes may have logs of their own."
-        return Diagnosis(outcome="unknown", sentence=said, ranked=ranked, doubts=tuple(doubts), **common)
+        return replace(told, outcome="stopped", sentence=f"Nothing failed: {state.get('cause') or 'stopped'}.")
+    if not ended and signs and all(line.text.startswith("KeyboardInterrupt") for line in signs):
+        return replace(told, outcome="stopped", sentence=f"Nothing failed: it was interrupted (line {signs[0].line}).")
+    if failed or (not ended and signs):
+        ranked = ranked or _best(found.before.values())
+        said = "no known cause is in the log, and no traceback; these lines say most." if ranked else ""
+        if not said:
+            empty = "the log is empty" if not found.lines else "the log says nothing about why"
+            said = f"{empty}. Other processes may have logs of their own."
+        return replace(told, outcome="unknown", sentence=f"Unknown: {said}", ranked=ranked)
     if doubts:
-        return Diagnosis(
-            outcome="doubtful",
-            sentence=f"The run goes on, but: {doubts[0].cause.cause}",
-            doubts=tuple(doubts),
-            keys=_with_values(doubts[0].cause.keys, values),
-            **common,
+        return _doubtful(told, "The run goes on, but", values)
+    if not found.lines:
+        return replace(
+            told, sentence="Nothing of the log can be read." if found.damaged else "The log is empty: 0 bytes."
         )
-    going = "The run goes on; its log" if ended in ("running", "prepared") else "The log"
-    nothing = f"{going} shows nothing that ended it." if open_ else f"{going} shows nothing that failed."
-    return Diagnosis(**_nothing(noise, nothing), others=tuple(open_[:SHOWN]), **common)
+    if found.binary:
+        return replace(told, sentence="The file is no log: it is not text.")
+    said = "The run goes on; its log" if going else "The log"
+    return _nothing(told, f"{said} shows nothing that {'ended it' if late or survived else 'failed'}.")
 
 
-def _nothing(noise: list[Hit], clean: str) -> dict[str, str]:
-    if noise:
-        return {"outcome": "noise", "sentence": f"{clean} What looks bad in it is noise."}
-    return {"outcome": "clean", "sentence": clean}
+def _sorted(found: Scan, finished: bool, through: bool) -> tuple[list[Hit], list[Hit], list[Hit], list[Hit]]:
+    """Sort what was found, each in the order of the log: noise, doubts, what is serious, and what was survived.
+
+    `finished` is what run.json says; `through` what the log alone says, so that something may still have failed.
+    """
+    noise, doubts, serious, survived = [], [], [], []
+    for hit in sorted(found.hits.values(), key=_line):
+        kind, latest = hit.cause.kind, hit.latest
+        over = found.step_line and latest.line > found.step_line and (finished or found.ended_well)
+        if kind == "noise":
+            noise.append(hit)
+        elif kind == "doubt":
+            doubts.append(hit)
+        elif hit.epoch < found.epoch:
+            survived.append(hit)
+        elif (
+            (hit.cause.ends_well and (over or through))
+            or (finished and kind != "cause")
+            or (through and kind == "symptom")
+        ):
+            noise.append(latest)
+        else:
+            (doubts if finished else serious).append(latest)
+    return noise, sorted(doubts, key=_line), sorted(serious, key=_line), survived
+
+
+def _first(serious: Sequence[Hit], raised: Raised | None, last: tuple[int, str] | None) -> Hit | None:
+    """Return the first cause: a known one, unless an exception before it is what the log ends with; else a symptom that
+    came before the exception; without one, what follows from a failure."""
+    first = next((hit for hit in serious if hit.cause.kind == "cause"), None)
+    if first is not None:
+        before = raised is not None and raised.end < first.line and _named([raised], last)
+        return None if before else first
+    symptom = next((hit for hit in serious if hit.cause.kind == "symptom"), None)
+    if symptom is not None and (raised is None or symptom.line <= raised.end):
+        if symptom.cause.vague:
+            near = [h for h in serious if abs(h.line - symptom.line) <= EXPLAINED_WITHIN and h.cause.kind == "symptom"]
+            return next((hit for hit in near if not hit.cause.vague), symptom)
+        return symptom
+    if raised is not None:
+        return None
+    return next((hit for hit in serious if not hit.cause.vague), None) or next(iter(serious), None)
+
+
+def _not_finite(found: Scan) -> Hit | None:
+    """Return which values of the steps were not finite, as a doubt; None where all that are watched were."""
+    keys = {key: first for key, first in found.broken.items() if key.startswith(_WATCHED)}
+    found.broken_last = {key for key in found.broken_last if key.startswith(_WATCHED)}
+    if not keys:
+        return None
+    key, (step, line, _) = min(keys.items(), key=lambda item: item[1][1])
+    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+    cause = Cause(
+        "not-finite",
+        (),
+        f"A value of the training is not finite: {cut(key, 120)}{more}, first at step {step}.",
+        "Do not believe the run (`recipes judge`): lower optimizer.lr, and look at the curves of the steps before.",
+        ("optimizer.lr", "optimizer.clip_grad", "rollout.log_probs"),
+        "",
+        "doubt",
+    )
+    quotes = [cut(f"step:{at} - {name}:{what}") for name, (at, _, what) in list(keys.items())[:3]]
+    return Hit(cause, line, quotes, 1, line)
+
+
+def _line(hit: Hit) -> int:
+    return hit.latest.line
+
+
+def _is_hang(hit: Hit) -> bool:
+    return hit.cause.id == "hang"
+
+
+def _ends_badly(line: Ranked) -> bool:
+    """Whether a line after the last step says that the run failed. Its processes may lose each other while they end."""
+    if line.score == 5:
+        kind = line.text.partition(":")[0].rpartition(".")[2]
+        return not line.ends and (kind.startswith("RayTaskError") or not kind.startswith(_PASSED_ON))
+    return line.score >= FATAL
+
+
+def _doubtful(told: Diagnosis, head: str, values: Any) -> Diagnosis:
+    first = told.doubts[0].cause
+    return replace(told, outcome="doubtful", sentence=f"{head}: {first.cause}", keys=_with_values(first.keys, values))
+
+
+def _nothing(told: Diagnosis, clean: str) -> Diagnosis:
+    if told.noise:
+        return replace(told, outcome="noise", sentence=f"{clean} What looks bad in it is noise.")
+    return replace(told, outcome="clean", sentence=clean)
 
 
 def _counts(raised: Raised) -> bool:
-    return not raised.ignored and not raised.type.startswith(_PASSED_ON)
+    return not raised.ignored and not raised.explained and not raised.type.startswith(_PASSED_ON)
 
 
-def _explained(raised: Raised, hits: Iterable[Hit]) -> bool:
-    """Whether the table knows what this exception is about: a hit stands in its lines, or right after them."""
-    for hit in hits:
-        kind, same = hit.cause.kind, not hit.writers or not raised.writer or raised.writer in hit.writers
-        within = EXPLAINED_WITHIN if same and kind in ("cause", "symptom") else 0
-        if kind not in ("noise", "doubt") and raised.line <= hit.line <= raised.end + within:
-            return True
-    return False
-
-
-def _pick(raised: list[Raised], last: tuple[int, str] | None) -> Raised | None:
-    """Return the first exception that the last one names; else the first of all."""
-    if last:
-        named = [r for r in raised if r.said in last[1] or (len(r.message) > 20 and r.message in last[1])]
-        # The last exception names itself too: the earliest of those it names is where it began.
-        if named:
-            return min(named, key=lambda r: r.line)
-    return min(raised, key=lambda r: r.line, default=None)
+def _named(raised: list[Raised], last: tuple[int, str] | None) -> Raised | None:
+    """Return the first exception that the last one names, which names itself too: the earliest is where it began."""
+    if not last:
+        return None
+    named = [r for r in raised if r.said in last[1] or (len(r.message) > 20 and r.message in last[1])]
+    return min(named, key=lambda r: r.line, default=None)
 
 
 def _recorded(state: Mapping[str, Any]) -> Hit | None:

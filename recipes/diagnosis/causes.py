@@ -3,7 +3,8 @@
 A pattern is plain text; `…` stands for anything on the same line. It is found by searching its parts in order, so no
 text can make it slow. A line belongs to the first entry it matches: the specific ones stand before the general ones.
 An entry is only as good as its source: each text was read in the source named, in code or in a public report; of HCCL's
-rarer codes only the list of codes was, not a log. Without a source, it comes from logs whose place was not kept.
+and ACL's rarer codes only the list of codes was, not a log. Without a source, it comes from logs whose place was not
+kept, or is what a shell, the kernel or Python itself says.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ KINDS = ("cause", "symptom", "consequence", "doubt", "noise")
 
 @dataclass(frozen=True)
 class Cause:
-    """One entry. `ends_well` marks what is noise once the last step is through, because everything is shutting down."""
+    """One entry. `ends_well` marks what is noise once the last step is through, because everything is shutting down.
+
+    `vague` marks what says that something failed, and not what: anything else of the same moment says more.
+    """
 
     id: str
     patterns: tuple[str, ...]
@@ -28,12 +32,23 @@ class Cause:
     source: str = ""
     kind: str = "cause"
     ends_well: bool = False
+    vague: bool = False
 
 
 _VERL = "https://github.com/verl-project/verl/blob/v0.9.1/verl"
 _MEGATRON = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.18.0/megatron/core"
 _FAQ = "https://github.com/verl-project/verl/blob/main/docs/ascend_tutorial/en/faq/faq.rst"
+_ASCEND = "https://www.hiascend.com/document/detail"
 _HCCL = "https://gitcode.com/tanghaoran7/hcomm_gitcode/blob/master/docs/en/error_codes/README.md"
+# What the parts of CANN say where they know no code: graph, AI CPU, runtime, ACL, HCCL, HCCP, driver, operators.
+_INNER = ("E19999", "E39999", "EE9999", "EH9999", "EI9999", "EJ9999", "EL9999", "EZ9999")
+
+
+def _acl(*codes: int) -> tuple[str, ...]:
+    """Return what torch_npu, vllm-ascend and CANN's runtime print of ACL's error codes: each has its own words."""
+    forms = ("error code is {}", "error code:{}", "runtime result = {}")
+    return tuple(form.format(code) for code in codes for form in forms)
+
 
 NOISE = (
     Cause(
@@ -265,6 +280,22 @@ CONFIGURATION = (
         ("data.train_files", "data.val_files", "batch.train", "data.max_prompt_length"),
         f"{_VERL}/trainer/ppo/ray_trainer.py",
     ),
+    Cause(
+        "no-reward-function",
+        ("Reward function is not implemented for data_source",),
+        "verl chooses its reward function by the data_source of each row, and knows none for this one.",
+        "Give reward.function, or write a data_source that verl knows into the data (`recipes data check`).",
+        ("reward.function", "data.train_files", "data.val_files"),
+        "https://github.com/verl-project/verl/issues/5558",
+    ),
+    Cause(
+        "no-ground-truth",
+        ("KeyError: 'reward_model'",),
+        "Rows of the data have no column reward_model, in which verl looks for the ground truth.",
+        "Make the data in verl's form (`recipes data check`).",
+        ("data.train_files", "data.val_files"),
+        "https://github.com/verl-project/verl/issues/758",
+    ),
 )
 
 LAYOUT = (
@@ -484,6 +515,14 @@ ROLLOUT = (
         ("rollout.free_cache",),
         "https://github.com/vllm-project/vllm-ascend",
     ),
+    Cause(
+        "device-memory-taken",
+        ("Free memory on device…less than desired GPU memory utilization",),
+        "When the rollout starts, less memory of the device is free than its share: the trainer or others hold it.",
+        "Lower rollout.memory, offload the trainer's weights, or end what is left over on the device (`npu-smi info`).",
+        ("rollout.memory", "memory.param_offload", "memory.optimizer_offload"),
+        "https://github.com/vllm-project/vllm/issues/20305",
+    ),
 )
 
 STACK = (
@@ -601,6 +640,14 @@ STACK = (
         "",
     ),
     Cause(
+        "unknown-architecture",
+        ("but Transformers does not recognize this architecture",),
+        "The installed transformers does not know the model's type: it is older than the model.",
+        "Install the transformers of a stack that has the model (`recipes stack show`, `recipes stack verify`).",
+        ("stack", "model.path"),
+        "https://github.com/ggml-org/llama.cpp/pull/19460",
+    ),
+    Cause(
         "mindspeed-not-patched",
         ("mindspeed engine is not available", "megatron engine is not available"),
         "verl could not import that engine and goes on without it: on an NPU, Megatron then runs unpatched.",
@@ -636,6 +683,14 @@ NETWORK = (
         "Set HCCL_HOST_SOCKET_PORT_RANGE and HCCL_NPU_SOCKET_PORT_RANGE to auto, and end what is left over.",
         ("env",),
         "https://github.com/alibaba/ROLL/pull/421",
+    ),
+    Cause(
+        "hccl-process",
+        ("EJ0001: ", "(EJ0001): ", "Failed to initialize the HCCP process"),
+        "HCCL's process on the device did not start: one of an earlier training still runs, or has just ended.",
+        "End what is left over on the devices (`npu-smi info`, `recipes doctor`), wait ten seconds, and start again.",
+        (),
+        "https://github.com/verl-project/verl/pull/332",
     ),
     Cause(
         "hccl-arguments-differ",
@@ -715,7 +770,12 @@ NETWORK = (
             "The wait execution of the Notify register times out",
             "notify wait",
             "[Notify Wait]",
+            "An timeout occurs when the Notify register waits for execution",
             "by using HCCL_EXEC_TIMEOUT",
+            "imed out…HCCL_EXEC_TIMEOUT",
+            "imeout…HCCL_EXEC_TIMEOUT",
+            "HCCL_EXEC_TIMEOUT…imed out",
+            "HCCL_EXEC_TIMEOUT environment variable to a larger value",
         ),
         "A rank waited in a collective for one that is late, hangs or died.",
         "Find the rank that does not say this, and what it did; only then raise HCCL_EXEC_TIMEOUT.",
@@ -725,7 +785,7 @@ NETWORK = (
     ),
     Cause(
         "stream-timeout",
-        ("EE1002: ", "error code is 507046", "error code is 507048"),
+        ("EE1002: ", *_acl(507046, 507048), "[fftsplus timeout]"),
         "A device did not finish its work in time: it waits for a peer, or an operator hangs.",
         "Find the rank that is late; the device's own log (~/ascend/log) says which operator waits.",
         ("env", "trainer.collective_timeout"),
@@ -739,6 +799,25 @@ NETWORK = (
         "Set HCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to each node's own interface, before `ray start`.",
         ("env", "nodes"),
         "https://github.com/verl-project/verl/issues/3947",
+        "symptom",
+        vague=True,
+    ),
+    Cause(
+        "collective-timeout",
+        ("Watchdog caught collective operation timeout",),
+        "A rank waited in a collective for one that is late, hangs or died; torch's watchdog then ended it.",
+        "Find the rank that does not say this, and what it did; only then raise trainer.collective_timeout.",
+        ("trainer.collective_timeout",),
+        "https://github.com/verl-project/verl/issues/1158",
+        "symptom",
+    ),
+    Cause(
+        "store-incomplete",
+        ("waiting for clients. … clients joined",),
+        "Not all ranks came to the store in time: one of them failed before, or cannot reach its address.",
+        "Read the other ranks' logs; then check GLOO_SOCKET_IFNAME, firewall and addresses.",
+        ("env", "nodes"),
+        "https://github.com/OpenRLHF/OpenRLHF/issues/1040",
         "symptom",
     ),
     Cause(
@@ -768,6 +847,30 @@ MEMORY = (
             "batch.micro",
         ),
         "https://github.com/vllm-project/vllm-ascend/issues/5020",
+    ),
+    Cause(
+        "gpu-memory",
+        ("CUDA out of memory",),
+        "A GPU has no memory left: the log is of a run on GPUs.",
+        "While generating: lower rollout.memory. While training: offload, recompute, or lower batch.max_tokens.",
+        ("rollout.memory", "memory.param_offload", "memory.recompute", "batch.max_tokens", "batch.micro"),
+        "https://github.com/verl-project/verl/issues/2828",
+    ),
+    Cause(
+        "driver-memory",
+        ("EL0004: ", "(EL0004): ", "EL0019: ", "(EL0019): "),
+        "The driver could not allocate memory on the device: it is full, or another process holds it.",
+        "Look for other processes on the device (`npu-smi info`); else lower rollout.memory or batch.max_tokens.",
+        ("rollout.memory", "batch.max_tokens"),
+        f"{_ASCEND}/en/CANNCommunityEdition/900/maintenref/troubleshooting/atlaserrorcode_15_0267.html",
+    ),
+    Cause(
+        "job-memory",
+        ("oom_kill event", "oom-kill event", "srun: error: …Out Of Memory"),
+        "The job used more host memory than the scheduler gave it, and the kernel ended processes of it.",
+        "Give the job more memory (`--mem`), offload less, or use fewer agent and data workers.",
+        ("memory.param_offload", "memory.optimizer_offload", "rollout.agent_workers", "data.dataloader_workers"),
+        "https://www.osc.edu/documentation/knowledge_base/out_of_memory_oom_or_excessive_memory_usage",
     ),
     Cause(
         "host-memory",
@@ -852,12 +955,44 @@ NUMERICS = (
             "there is an exception of aicore error",
             "[vector core exception]",
             "[aicore timeout]",
-            "error code is 507015",
+            *_acl(507011, 507014, 507015, 507016, 507034, 507035),
         ),
         "An operator failed on the device: an index out of range, a shape it does not know, or a broken build.",
         "Run once with ASCEND_LAUNCH_BLOCKING=1 to see which operator it is; check the stack (`recipes stack verify`).",
         ("env", "stack", "rollout.enforce_eager"),
         "https://github.com/hw-native-sys/PTOAS/pull/482",
+    ),
+    Cause(
+        "aicpu-fault",
+        (*_acl(507018), "Aicpu kernel execute failed", "[aicpu exception]"),
+        "An operator failed on the device's AI CPU; most often the installed CANN does not fit.",
+        "Check the stack (`recipes stack verify`); the device's own log (~/ascend/log) names the operator.",
+        ("stack",),
+        "https://github.com/mindspore-lab/mindocr/issues/615",
+    ),
+    Cause(
+        "unsupported-operator",
+        ("EZ3002: ", "(EZ3002): ", "EZ3003: ", "(EZ3003): "),
+        "CANN has no kernel for an operator of the model on this device.",
+        "Check that CANN's operator packages for this hardware are installed (`recipes stack verify`).",
+        ("stack", "hardware"),
+        f"{_ASCEND}/en/CANNCommunityEdition/900/maintenref/troubleshooting/atlaserrorcode_15_0308.html",
+    ),
+    Cause(
+        "kernels-of-another-cann",
+        _acl(561103),
+        "An operator could not be prepared: CANN, or its kernels, are not made for this device.",
+        "Compare CANN and its kernels with the hardware's table (`recipes stack verify`, `recipes doctor`).",
+        ("stack", "hardware"),
+        "https://github.com/vllm-project/vllm-ascend/issues/4859",
+    ),
+    Cause(
+        "device-lost",
+        _acl(507010),
+        "The runtime lost the heartbeat of the device's task scheduler.",
+        "Look at the device's health (`npu-smi info`, `recipes doctor`) and at its own log (~/ascend/log).",
+        ("hardware",),
+        "",
     ),
 )
 
@@ -934,6 +1069,7 @@ PROCESSES = (
         ("rollout.memory", "rollout.max_model_len", "rollout.tensor"),
         "https://github.com/vllm-project/vllm/issues/17618",
         "consequence",
+        vague=True,
     ),
     Cause(
         "engine-died",
@@ -944,6 +1080,7 @@ PROCESSES = (
         "https://github.com/vllm-project/vllm/issues/32468",
         "consequence",
         True,
+        True,
     ),
     Cause(
         "worker-died",
@@ -951,11 +1088,63 @@ PROCESSES = (
             "Worker exit type: SYSTEM_ERROR",
             "A worker died or was killed while executing a task by an unexpected system error",
             "OOM killer",
+            "exceeded K8s pod memory limits",
+            "Worker exit detail: ",
+            "The worker is crashed unexpectedly due to SIGSEGV",
         ),
         "A worker's process ended without a Python error: killed for host memory, or crashed in native code.",
         "`dmesg` on its node says whether the OOM killer was there; else look for SIGSEGV in the worker's own log.",
         ("memory.param_offload", "memory.optimizer_offload", "rollout.agent_workers"),
         "https://github.com/verl-project/verl/issues/4921",
+        "consequence",
+        True,
+        True,
+    ),
+    Cause(
+        "killed",
+        ("killed by SIGKILL", ": line …Killed  "),
+        "A process was killed by SIGKILL: by the kernel's OOM killer, by the platform, or by hand.",
+        "`dmesg` says whether it was the OOM killer. If so: offload less, fewer workers, or more host memory.",
+        ("memory.param_offload", "memory.optimizer_offload", "rollout.agent_workers"),
+        "",
+        "consequence",
+    ),
+    Cause(
+        "crashed",
+        ("Segmentation fault", "SIGSEGV received"),
+        "A process crashed in native code (SIGSEGV).",
+        "Most often versions that do not fit (`recipes stack verify`). The frames below it, or PYTHONFAULTHANDLER=1, "
+        "show where.",
+        ("stack", "env"),
+        "",
+        "consequence",
+    ),
+    Cause(
+        "aborted",
+        ("Fatal Python error: Aborted", "Aborted (core dumped)", ": line …Aborted  ", "terminate called"),
+        "Native code gave up (SIGABRT).",
+        "The lines before it say why; PYTHONFAULTHANDLER=1 shows where.",
+        ("stack", "env"),
+        "",
+        "consequence",
+    ),
+    Cause(
+        "job-time-limit",
+        ("CANCELLED AT … DUE TO TIME LIMIT",),
+        "The scheduler ended the job: its time was over.",
+        "Ask for more time (`--time`), save checkpoints, and go on with checkpoint.resume=auto.",
+        ("checkpoint.resume", "checkpoint.save_freq", "trainer.steps"),
+        "https://docs.rc.ufl.edu/scheduler/job_states",
+        "consequence",
+        True,
+    ),
+    Cause(
+        "job-cancelled",
+        ("error: *** …CANCELLED AT ",),
+        "The scheduler ended the job: somebody cancelled it, it was preempted, or a node failed.",
+        "The line says which, where the scheduler knows; `sacct -j JOB` says more.",
+        ("checkpoint.resume",),
+        "https://docs.rc.ufl.edu/scheduler/job_states",
         "consequence",
         True,
     ),
@@ -967,6 +1156,7 @@ PROCESSES = (
         (),
         "https://github.com/Simple-Efficient/RL-Factory/issues/123",
         "consequence",
+        True,
         True,
     ),
     Cause(
@@ -987,6 +1177,23 @@ PROCESSES = (
         "https://github.com/vllm-project/vllm-ascend/issues/3717",
         "consequence",
         True,
+    ),
+    # The very last: every line with a code of its own belongs to that.
+    Cause(
+        "cann-internal",
+        (
+            *(f"{code}: " for code in _INNER),
+            *(f"({code}): " for code in _INNER),
+            "ERR00100",
+            "ERR01100",
+        ),
+        "CANN failed inside; the code alone does not say of what.",
+        "Read the lines around it, and the device's own log (~/ascend/log); check the stack (`recipes stack verify`).",
+        ("stack",),
+        "https://www.hiascend.com/doc_center/source/zh/CANNCommunityEdition/81RC1beta1/maintenref/troubleshooting/"
+        "atlaserrorcode_15_0314.html",
+        "symptom",
+        vague=True,
     ),
 )
 

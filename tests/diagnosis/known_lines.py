@@ -1,10 +1,22 @@
 """Lines of logs by the cause they show: each from the source its cause names, shortened, with the prefixes it had.
 
-Of HCCL's rarer codes only the code and the form of the line are known; their words here are placeholders.
+Of HCCL's and ACL's rarer codes only the code and the form of the line are known; their words here are placeholders.
 """
 
 OPTIONAL = "/usr/lib/python3/site-packages/verl/workers/engine/__init__.py:32: UserWarning: "
+WORKER = "(VllmWorker TP1 pid=961) ERROR 09-07 01:11:09 [multiproc_executor.py:596] "
 ERROR = "(EngineCore_DP0 pid=7) ERROR 06-17 06:11:34 [multiproc_executor.py:492] "
+
+
+def acl(*codes):
+    """ACL's error codes as torch_npu, vllm-ascend and CANN's runtime print them."""
+    forms = (
+        f"{WORKER}RuntimeError: NPU function error: AclrtSynchronizeStreamWithTimeout(stream), error code is {{}}",
+        f"{WORKER}RuntimeError: Worker failed with error 'ACL stream synchronize failed, error code:{{}}', please",
+        f"{WORKER}       synchronize stream failed, runtime result = {{}}[FUNC:ReportCallError][FILE:log_inner.cpp]",
+    )
+    return [form.format(code) for code in codes for form in forms]
+
 
 KNOWN_LINES = {
     "platform-of-a-cpu-actor": [
@@ -66,6 +78,10 @@ KNOWN_LINES = {
         "AssertionError: Train dataloader is empty!",
         "AssertionError: Validation dataloader is empty!",
     ],
+    "no-reward-function": [
+        "NotImplementedError: Reward function is not implemented for data_source='openai/gsm9k'",
+    ],
+    "no-ground-truth": ["KeyError: 'reward_model'"],
     "rollout-world": ["AssertionError: rollout world_size: 6 is not divisible by infer_world_size: 4"],
     "expert-world": [
         "RuntimeError: world_size (8) is not divisible by expert_tensor_model_pipeline_parallel size (16)"
@@ -139,6 +155,10 @@ KNOWN_LINES = {
     ],
     "expandable-segments": ["AssertionError: Expandable segments are not compatible with memory pool. Please track "],
     "memory-after-sleep": ["AssertionError: Memory usage increased after sleeping."],
+    "device-memory-taken": [
+        f"{ERROR}ValueError: Free memory on device (7.34/61.0 GiB) on startup is less than desired GPU memory "
+        "utilization (0.9, 54.9 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
+    ],
     "no-megatron-bridge": ["(TaskRunner pid=18998) ModuleNotFoundError: No module named 'megatron.bridge'"],
     "no-acl": ["ModuleNotFoundError: No module named 'acl'"],
     "no-mindspeed": [
@@ -171,6 +191,10 @@ KNOWN_LINES = {
     ],
     "mindspeed-too-old": ["KeyError: 'decoder.layers.0.self_attention.q_layernorm.weight'"],
     "transformers-drift": ["TypeError: '>' not supported between instances of 'str' and 'int'"],
+    "unknown-architecture": [
+        "ValueError: The checkpoint you are trying to load has model type `glm_moe_dsa` but Transformers does not "
+        "recognize this architecture. This could be because of an issue with the checkpoint",
+    ],
     "mindspeed-not-patched": [
         f"{OPTIONAL}mindspeed engine is not available: ModuleNotFoundError(\"No module named 'mindspeed'\")",
         f"{OPTIONAL}megatron engine is not available: ImportError('cannot import name x')",
@@ -187,6 +211,11 @@ KNOWN_LINES = {
         "Failed to bind the IP port. Reason: unknown",
         "Reason: The IP address and port have been bound already.",
         "Reason: The IP address 192.168.1.100 and port 50001 have already been bound.",
+    ],
+    "hccl-process": [
+        "EJ0001: 2024-05-21-11:57:54.167.645 no words",
+        "HCCP_Process_Initialization_Failure(EJ0001): no words",
+        "Failed to initialize the HCCP process. Reason: Maybe the last training process is running.",
     ],
     "hccl-arguments-differ": ["EI0005: [PID: 7] arguments differ", "Invalid_Argument(EI0005): arguments differ"],
     "hccl-memory": [
@@ -232,12 +261,18 @@ KNOWN_LINES = {
         "The wait execution of the Notify register times out. Reason: The Notify register has not received",
         "task: notify wait, remote rank 3",
         "base information: [streamID:[1], taskID[39], taskType[Notify Wait], tag[AllReduce_192.168.0.116]]",
+        "An timeout occurs when the Notify register waits for execution. Waiting peer rank: 3; task information:",
         "(default 1800s, You can set the interval by using HCCL_EXEC_TIMEOUT.)",
+        "the collective timed out after HCCL_EXEC_TIMEOUT",
+        "execution timeout: HCCL_EXEC_TIMEOUT is 1800 s",
+        "HCCL_EXEC_TIMEOUT (1800 s) has timed out",
+        "locate the cause or set the HCCL_EXEC_TIMEOUT environment variable to a larger value.",
     ],
     "stream-timeout": [
         "EE1002: 2024-09-03-16:50:00.041.231 Stream synchronize timeout. rtDeviceSynchronize execute failed",
         "[W NPUStream.cpp:409] NPU warning, error code is 507046[Error]: ",
-        "NPU function error: AclrtSynchronizeDeviceWithTimeout, error code is 507048",
+        *acl(507046, 507048),
+        f"{WORKER}        rtStreamSynchronizeWithTimeout execute failed, reason=[fftsplus timeout][FUNC:",
     ],
     "hccl-init": [
         "(TaskRunner pid=30188) RuntimeError: create_config:build/CMakeFiles/torch_npu.dir/compiler_depend.ts:102 "
@@ -245,12 +280,33 @@ KNOWN_LINES = {
         "RuntimeError: create: HCCL function error: HcclCommInitRootInfo(numRanks, &rootInfo, rank, comm)",
         "[ERROR] 2025-10-29-02:17:03 (PID:144556, Device:0, RankID:0) ERR02200 DIST call hccl api failed.",
     ],
+    "collective-timeout": [
+        "[rank7]:[E419 10:42:28.858931807 ProcessGroupNCCL.cpp:616] [Rank 7] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=4486, OpType=ALLTOALL, NumelIn=46684160, Timeout(ms)=600000) ran for 600013 ms",
+    ],
+    "store-incomplete": [
+        "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/8 clients joined."
+    ],
     "rendezvous": [
         "(WorkerDict pid=904548) [E331 20:50:12.688969421 socket.cpp:1011] [c10d] The client socket has timed out "
         "after 1800000ms while trying to connect to (10.123.0.1, 38321)"
     ],
     "npu-memory": [
         "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.96 GiB total capacity; 55.91 GiB"
+    ],
+    "gpu-memory": [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 13.91 GiB. GPU 0 has a total capacity"
+    ],
+    "driver-memory": [
+        "EL0004: [PID: 5] Failed to allocate memory. Possible Cause: Available memory is insufficient.",
+        "[PID: 210907] Memory_Allocation_Failure(EL0004): Failed to allocate memory requested by GE module.",
+        "EL0019: [PID: 5] memory",
+        "Resource_Error_Insufficient_Device_Memory(EL0019): memory",
+    ],
+    "job-memory": [
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=123.0. Some of the step tasks have been OOM Killed.",
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=14604003.0 cgroup. Some of your processes may have",
+        "srun: error: o0616: task 0: Out Of Memory",
     ],
     "host-memory": [
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
@@ -279,8 +335,21 @@ KNOWN_LINES = {
         "EZ9999: The error from device(chipId:2, dieId:0), there is an exception of aicore error, core id is 3",
         "Kernel task happen error, retCode=0x31, [vector core exception].[FUNC:PreCheckTaskErr]",
         "Kernel task happen error, retCode=0x25, [aicore timeout].[FUNC:PreCheckTaskErr]",
-        "NPU function error: aclrtSynchronizeStream, error code is 507015",
+        *acl(507011, 507014, 507015, 507016, 507034, 507035),
     ],
+    "aicpu-fault": [
+        *acl(507018),
+        "E39999: Inner Error! Aicpu kernel execute failed",
+        "        rtDeviceSynchronizeWithTimeout execute failed, reason=[aicpu exception][FUNC:FuncErrorReason]",
+    ],
+    "unsupported-operator": [
+        "EZ3002: [PID: 141730] Optype [TransData] of Ops kernel [AIcoreEngine] is unsupported.",
+        "Unsupported_Operator(EZ3002): Optype [TransData] of Ops kernel [AIcoreEngine] is unsupported.",
+        "EZ3003: [PID: 5] No supported Ops kernel and engine are found for [TopK], optype [TopK].",
+        "Unsupported_Operator(EZ3003): No supported Ops kernel and engine are found for [TopK], optype [TopK].",
+    ],
+    "kernels-of-another-cann": acl(561103),
+    "device-lost": acl(507010),
     "checkpoint-not-shared": [
         "FileNotFoundError: [Errno 2] No such file or directory: '/ckpt/global_step_8/actor/dist_ckpt/common.pt'",
         "FileNotFoundError: [Errno 2] No such file or directory: '/ckpt/global_step_8/actor/dist_ckpt/.metadata'",
@@ -311,7 +380,26 @@ KNOWN_LINES = {
         "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail:",
         "(raylet) A worker died or was killed while executing a task by an unexpected system error. To troubleshoot",
         "(1) The process is killed by SIGKILL by OOM killer due to high memory usage.",
+        "The worker may have exceeded K8s pod memory limits.",
+        "Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file.",
+        "(3) The worker is crashed unexpectedly due to SIGSEGV or other unexpected errors.",
     ],
+    "killed": [
+        "(raylet) The worker process was killed by SIGKILL, exit code -9",
+        "run.sh: line 12: 12345 Killed                  python3 -m verl.trainer.main_ppo",
+    ],
+    "crashed": [
+        "(WorkerDict pid=1) Fatal Python error: Segmentation fault",
+        "*** SIGSEGV received at time=1795995989 on cpu 0 ***",
+    ],
+    "aborted": [
+        "Fatal Python error: Aborted",
+        "Aborted (core dumped)",
+        "run.sh: line 3:   123 Aborted                 (core dumped) python3 -m verl.trainer.main_ppo",
+        "terminate called after throwing an instance of 'c10::Error'",
+    ],
+    "job-time-limit": ["slurmstepd: error: *** JOB 1234 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***"],
+    "job-cancelled": ["slurmstepd: error: *** STEP 1234.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***"],
     "actor-died": [
         "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.",
         "ray.exceptions.ActorDiedError: the actor is gone",
@@ -323,5 +411,13 @@ KNOWN_LINES = {
     "shm-broadcast": [
         "(EngineCore_DP1 pid=235461) INFO 12-16 08:25:51 [shm_broadcast.py:466] No available shared memory broadcast "
         "block found in 60 seconds. This typically happens when some processes are hanging"
+    ],
+    "cann-internal": [
+        *(f"{code}: Inner Error!" for code in ("E19999", "E39999", "EE9999", "EH9999", "EI9999", "EJ9999", "EL9999")),
+        "EZ9999: Inner Error!",
+        *(f"Inner_Error({code}): 1" for code in ("E19999", "E39999", "EE9999", "EH9999", "EI9999", "EJ9999", "EL9999")),
+        "EZ9999[PID: 91583] 2026-04-15-11:09:31.973.508 (EZ9999):  no words",
+        f"{WORKER}[ERROR] 2025-09-07-01:11:09 (PID:961, Device:1, RankID:-1) ERR00100 PTA call acl api failed",
+        "[rank1]: [ERROR] 2025-04-08-18:07:20 (PID:1292363, Device:1, RankID:1) ERR01100 OPS call acl api failed.",
     ],
 }
