@@ -348,12 +348,29 @@ def judge(
     limits = verdict.thresholds(thresholds)
     given = baselines.read(baseline) if baseline else None
     if not isinstance(run, Run) and not (Path(run) / "run.json").is_file():
-        found = metrics.read(run)
+        try:
+            found = metrics.read(run)
+        except RecipeError as fault:
+            if bad := diagnosis.failed(run):
+                raise RecipeError(f"{fault} Its text shows why: {bad.sentence}") from fault
+            raise
         told = verdict.Told(deterministic=deterministic)
         why = "a file does not tell which recipe it is of; --baseline names one to compare with"
-        logged = verdict.logged(Path(run))
+        logged, bad = (
+            verdict.logged(Path(run)),
+            diagnosis.failed(run) if found.format == metrics.ConsoleLog.format else None,
+        )
         return Judged(
-            verdict.judge(found, None, limits=limits, told=told, logged=logged, baseline=given, unmatched=why),
+            verdict.judge(
+                found,
+                None,
+                limits=limits,
+                told=told,
+                logged=logged,
+                ended=bad.sentence if bad else "",
+                baseline=given,
+                unmatched=why,
+            ),
             bare=True,
         )
     run = open_run(run) if not isinstance(run, Run) else run

@@ -135,13 +135,23 @@ def _of_folder(run: Run, dpi: int) -> str:
 
 
 def of_log(path: Path) -> str:
-    """A log or a file of metrics: verdict and curves."""
-    found = metrics.read(path)
-    if not len(found.table):
+    """A log or a file of metrics: verdict and curves, and of a console log why its training failed, if it did."""
+    from recipes import diagnosis
+
+    try:
+        found = metrics.read(path)
+    except RecipeError:
+        bad = diagnosis.failed(path)
+        if bad is None:
+            raise
+        return _document(path.name, "from a log that holds no step of a training", [("Why it failed", _why(bad))])
+    bad = diagnosis.failed(path) if found.format == metrics.ConsoleLog.format else None
+    if not len(found.table) and not bad:
         raise RecipeError(f"{found} There is nothing to report.")
-    judged = verdict.judge(found, None, logged=verdict.logged(path))
+    judged = verdict.judge(found, None, logged=verdict.logged(path), ended=bad.sentence if bad else "")
     sections = [
         ("Summary", _said(str(found)) + _table(("", ""), figures(found))),
+        ("Why it failed", _why(bad) if bad else ""),
         ("Verdict", _verdict(judged.to_dict(), bare=True)),
         ("Curves", lambda dpi: _curves(found, path.name, None, dpi)),
     ]
@@ -274,6 +284,10 @@ def _diagnosis(run: Run) -> str:
         found = diagnosis.diagnose(run)
     except RecipeError as fault:
         return _said(str(fault))
+    return _why(found)
+
+
+def _why(found: Any) -> str:
     (_, sentence), *rows = found.rows()
     quoted = [words.removeprefix("| ") for _, words in rows if words.startswith("| ")]
     rest = [row for row in rows if row[0] not in ("ignore", "run") and not row[1].startswith("| ")]

@@ -208,6 +208,26 @@ def test_a_picture_that_cannot_be_drawn_does_not_end_the_watching(run, monkeypat
     assert "could not be drawn (ZeroDivisionError: division by zero)" in capsys.readouterr().out
 
 
+def test_a_report_of_a_log_says_why_its_training_failed_with_or_without_a_step(tmp_path):
+    log = tmp_path / "train.log"
+    oom = "(WorkerDict pid=5) RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB <b>\n"
+    step = "(TaskRunner pid=1) step:{} - critic/rewards/mean:0.5 - actor/entropy:0.3\n"
+    log.write_text("".join(step.format(s) for s in range(1, 13)) + oom)
+    html = report.of([log])
+    assert "A device has no memory left." in html
+    assert "&lt;b&gt;" in html
+    assert "its log shows that the training failed" in html
+    judged = notebook.judge(log)
+    assert not judged.verdict.passed
+    assert judged.verdict.judgements[0].rule == "ENDED"
+    log.write_text("(TaskRunner pid=1) INFO starting\n" + oom)
+    assert "A device has no memory left." in report.of([log])
+    with pytest.raises(RecipeError, match="Its text shows why: A device has no memory left"):
+        notebook.judge(log)
+    log.write_text("".join(step.format(s) for s in range(1, 13)))
+    assert "Why it failed" not in report.of([log])
+
+
 # ------------------------------------------------------------------------------------------------- the live board
 
 

@@ -194,6 +194,15 @@ def diagnose(path: str | Path | Run, attempt: int | None = None) -> Diagnosis:
     return conclude(log, scan(log), state, _values(path))
 
 
+def failed(log: str | Path) -> Diagnosis | None:
+    """Diagnose a bare console log; None where it does not show that its training failed, or cannot be read."""
+    try:
+        found = diagnose(log)
+    except RecipeError:
+        return None
+    return found if found.outcome in ("cause", "unknown") else None
+
+
 def brief(run: Run) -> str:
     """Return the short form for a run that has ended badly; an empty string where its log cannot be read."""
     try:

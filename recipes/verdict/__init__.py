@@ -91,13 +91,15 @@ def judge(
     limits: Thresholds | None = None,
     told: Told | None = None,
     logged: Iterable[str] = (),
+    ended: str = "",
     baseline: Baseline | None = None,
     unmatched: str = "",
 ) -> Verdict:
     """Judge a run by its metrics, its state (run.json: `state`, `cause`, `steps`) and what it exported, if anything.
 
     With `state` None only a file is judged: how the training ended and how many steps were due is then said not to be
-    known. `logged` are lines of the log that say a value was not finite; `unmatched` says why there is no baseline.
+    known, unless `ended` says what its log shows of a failure. `logged` are lines of the log that say a value was not
+    finite; `unmatched` says why there is no baseline.
     """
     limits = limits or Thresholds()
     subject = Subject(
@@ -111,6 +113,7 @@ def judge(
         rounded=metrics.rounded,
         trainer=metrics.trainer,
         logged=tuple(logged),
+        ended=ended,
         exported=exported,
         baseline=baseline,
         unmatched=unmatched,

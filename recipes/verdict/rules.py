@@ -87,7 +87,8 @@ class Told:
 class Subject:
     """What is judged. `state` is run.json, None for a bare file; `live` while the run goes on.
 
-    `restarts`, `rounded` and `trainer` are those of recipes.metrics.Metrics.
+    `restarts`, `rounded` and `trainer` are those of recipes.metrics.Metrics; `ended` says what a bare log shows of a
+    training that failed.
     """
 
     curves: Curves
@@ -99,6 +100,7 @@ class Subject:
     restarts: tuple[Any, ...] = ()
     rounded: frozenset[str] = frozenset()
     trainer: str = ""
+    ended: str = ""
     logged: tuple[str, ...] = ()
     exported: Exported | None = None
     baseline: Baseline | None = None
@@ -156,7 +158,9 @@ def apply(one: Rule, subject: Subject) -> list[Judgement]:
 @rule("ENDED")
 def _ended(s: Subject) -> Iterator[tuple]:
     """The training ended by itself, with exit code 0."""
-    if s.state is None:
+    if s.state is None and s.ended:
+        yield "fail", f"its log shows that the training failed: {s.ended}", None, "the log"
+    elif s.state is None:
         yield "info", "how the training ended is not known from a file"
     elif s.state["state"] == "finished":
         yield "pass", "the training ended by itself with exit code 0"
