@@ -181,7 +181,9 @@ def describe(metrics: Metrics) -> list[str]:
     )
     lines += _listed("printed as 0.000, which is rounded and may not be zero", sorted(map(short, metrics.rounded)))
     lines += _listed("could not be read", [str(b) for b in metrics.broken])
-    lines += _listed("names folded into today's of verl", [f"{short(old)} → {short(new)}" for old, new in told["folded"].items()])
+    lines += _listed(
+        "names folded into today's of verl", [f"{short(old)} → {short(new)}" for old, new in told["folded"].items()]
+    )
     return lines
 
 
