@@ -166,14 +166,13 @@ class ConsoleLog(GrowingText):
         if record.doubtful or len(text) > _MAX_JOINED or not text.startswith(b"step:"):
             return None
         line = _clean(line).rstrip(b"\r")
-        # The same process goes on in a line of its own: Ray read the first half before the second was written.
         halved = False
         if prefix := _PREFIX.match(line):
-            line = line[prefix.end() :].removeprefix(b" ")
-            if b" - " not in line and not _REST_OF_NUMBER.match(line[:_MAX_FIELD]):
+            if prefix[0].strip() not in record.lead:
                 return None
-            halved = prefix[0].strip() in record.lead
-            if not halved:
+            # The same process goes on in a line of its own: Ray read the first half before the second was written.
+            halved, line = True, line[prefix.end() :].removeprefix(b" ")
+            if b" - " not in line and not _REST_OF_NUMBER.match(line[:_MAX_FIELD]):
                 return None
         if not line.strip() or _PREFIX.match(line) or _heads(line):
             return None
@@ -330,7 +329,8 @@ def _records(line: bytes, number: int) -> Iterator[_Record]:
             if b"[" in text:
                 text = _BARE_COLOUR.sub(b"", text)
             torn, ended = False, place < last or text.endswith((b" ", b"|"))
-            if (b"[" in text or (b"(" in text and b"pid=" in text)) and (others := _OTHERS.search(text)):
+            # One byte is found several times as fast as a word, and few records hold one of these.
+            if (b"=" in text or b"[" in text) and (others := _OTHERS.search(text)):
                 text = text[: others.start()]
                 ended = text[-1:].isspace() or others[0].startswith(b"[")
                 torn, text = not ended, text.rstrip()
