@@ -31,13 +31,14 @@ from types import ModuleType
 
 from recipes.cpu import cluster_job
 from recipes.cpu.import_hook import after
-from recipes.cpu.replace import expect_attribute, replace
+from recipes.cpu.replace import expect, expect_attribute, replace
 
 SWITCH = "RECIPES_CPU_FORK"
 """Environment variable: "1" starts workers as forks (params/cpu/base.yaml)."""
 
-ADDRESS = "RECIPES_CPU_FORK_ADDRESS"
-"""Environment variable by which a worker's client finds the server; set by the driver for its children."""
+ADDRESS, CLIENT = "RECIPES_CPU_FORK_ADDRESS", "RECIPES_CPU_FORK_CLIENT"
+"""Environment variables by which a worker's client finds the server, and knows that it is what was asked for; set by
+the driver for its children."""
 
 MODULES = (
     "ray._private.workers.default_worker",
@@ -66,8 +67,9 @@ def install() -> None:
     if os.environ.get(SWITCH) != "1" or ADDRESS in os.environ or not _is_driver(sys.orig_argv) or cluster_job.is_one():
         return
     address = start()
-    os.environ[ADDRESS] = address
+    os.environ |= {ADDRESS: address, CLIENT: shlex.join(client_command())}
     after("ray")(start_workers_as_forks)
+    after("ray._private.ray_constants")(set_workers_up_by_the_client)
     after("ray._private.services")(wait_for_a_slow_node)
 
 
@@ -92,6 +94,12 @@ def start_workers_as_forks(ray: ModuleType) -> None:
         return known(*args, **kwargs)
 
     ray.init = init
+
+
+def set_workers_up_by_the_client(constants: ModuleType) -> None:
+    """Node.__init__ (ray._private.node) joins this name to a folder of Ray's, which leaves a whole path as it is."""
+    known = replace(constants, "SETUP_WORKER_FILENAME", client_command()[-1])
+    expect(known == "setup_worker.py", "ray._private.ray_constants.SETUP_WORKER_FILENAME", known, "setup_worker.py")
 
 
 def wait_for_a_slow_node(services: ModuleType) -> None:

@@ -22,6 +22,7 @@ export OMP_NUM_THREADS=1
 export RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES=''
 export RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES=''
 export RAY_USAGE_STATS_ENABLED=0
+export RAY_prestart_worker_first_driver=0
 export RAY_worker_niceness=0
 export RECIPES_CPU_DEADLINE=300
 export RECIPES_CPU_FORK=1
@@ -141,6 +142,7 @@ command+=(
   "+ray_kwargs.ray_init.runtime_env.env_vars.HF_HUB_OFFLINE='1'"
   "+ray_kwargs.ray_init.runtime_env.env_vars.RAY_USAGE_STATS_ENABLED='0'"
   "+ray_kwargs.ray_init.runtime_env.env_vars.RAY_worker_niceness='0'"
+  "+ray_kwargs.ray_init.runtime_env.env_vars.RAY_prestart_worker_first_driver='0'"
   "+ray_kwargs.ray_init.runtime_env.env_vars.RECIPES_CPU_FORK='1'"
   "+ray_kwargs.ray_init.runtime_env.env_vars.RECIPES_CPU_DEADLINE='300'"
   "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES='$VERL_USE_EXTERNAL_MODULES'"
@@ -161,7 +163,7 @@ command+=(
 
 if [ "${1:-}" = --print ]; then
   shift
-  for name in ASCEND_RT_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES HF_HUB_OFFLINE HYDRA_FULL_ERROR OMP_NUM_THREADS RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES RAY_USAGE_STATS_ENABLED RAY_worker_niceness RECIPES_CPU_DEADLINE RECIPES_CPU_FORK TENSORBOARD_DIR TORCHDYNAMO_DISABLE TQ_NUM_THREADS VERL_ENGINE_DEVICE VERL_FILE_LOGGER_PATH VERL_PLATFORM VERL_USE_EXTERNAL_MODULES; do printf '%s=%q\n' "$name" "${!name}"; done
+  for name in ASCEND_RT_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES HF_HUB_OFFLINE HYDRA_FULL_ERROR OMP_NUM_THREADS RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES RAY_USAGE_STATS_ENABLED RAY_prestart_worker_first_driver RAY_worker_niceness RECIPES_CPU_DEADLINE RECIPES_CPU_FORK TENSORBOARD_DIR TORCHDYNAMO_DISABLE TQ_NUM_THREADS VERL_ENGINE_DEVICE VERL_FILE_LOGGER_PATH VERL_PLATFORM VERL_USE_EXTERNAL_MODULES; do printf '%s=%q\n' "$name" "${!name}"; done
   printf '%q ' "${command[@]}" "$@"
   echo
   exit 0

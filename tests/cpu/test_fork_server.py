@@ -110,6 +110,45 @@ def test_without_a_server_the_client_is_the_interpreter(script):
     assert (said["ahead"], said["argv"], said["given"]) == (False, [str(script), "x"], "it's 1")
 
 
+RAYS_OWN = """
+import json, sys
+print(json.dumps({"rays own": sys.argv[1:]}))
+"""
+
+
+def set_up(script: Path, context: dict, *words: str, address: str) -> dict:
+    """What becomes of a worker that Ray starts by the client in place of its setup_worker.py, as raylets do."""
+    (script.parent / "setup_worker.py").write_text(RAYS_OWN)
+    told = [str(script), *words, "--language=PYTHON", f"--serialized-runtime-env-context={json.dumps(context)}"]
+    words = [sys.executable, fork_server.client_command()[-1], *told]
+    own = {fork_server.ADDRESS: address, fork_server.CLIENT: "the client", "RAY_JOB_ID": fork_server.FIRST_JOB}
+    done = subprocess.run(words, env={**os.environ, **own}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_client_sets_a_worker_up_as_ray_does(server, script):
+    context = {"py_executable": "the client", "env_vars": {"GIVEN": "it's 2"}, "command_prefix": []}
+    said = set_up(script, context, "--worker-id=1", address=server[0])
+    assert (said["ahead"], said["argv"], said["given"]) == (True, [str(script), "--worker-id=1"], "it's 2")
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        {},
+        {"py_executable": "/usr/bin/python3"},
+        {"py_executable": "the client", "env_vars": {"A": "${HOME}"}},
+        {"py_executable": "the client", "command_prefix": ["nice"]},
+        {"py_executable": "the client", "override_worker_entrypoint": "/other.py"},
+    ],
+)
+def test_whatever_else_a_worker_needs_is_left_to_rays_own_script(server, script, context):
+    said = set_up(script, context, "--worker-id=1", address=server[0])["rays own"]
+    assert said[:3] == [str(script), "--worker-id=1", "--language=PYTHON"]
+    assert json.loads(said[3].partition("=")[2]) == context
+
+
 def test_a_request_of_another_user_is_not_answered(monkeypatch):
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(fork_server, "peer_user", lambda connection: os.getuid() + 1)
