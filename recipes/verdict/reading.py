@@ -26,8 +26,10 @@ class Reading:
 READINGS = (
     Reading(
         ("critic/rewards/mean",),
-        "rises, jittering, then stays; {reward_kept:.0%} of its best five-step mean is kept",
-        "falls from its best; 0 in every step: the reward function may never match",
+        "rises, jittering, then stays; {reward_kept:.0%} of its best five-step mean is kept, of what lies above the "
+        "lowest reward where rewards may be negative",
+        "falls farther than chance lets it, which is {reward_noise:g} times the noise of such a mean (a run is ended "
+        "early after {reward_steps} such means in a row); 0 in every step: the reward function may never match",
         "lower `optimizer.lr`; try the reward function (`recipes data check`); look at responses of those steps "
         "(`trainer.rollout_dump=true`)",
         ("REWARD COLLAPSE", "PLATEAU", "BASELINE"),
@@ -42,7 +44,7 @@ READINGS = (
     Reading(
         ("training/rollout_probs_diff_mean",),
         "below {probability_difference_warn:g}; healthy mixture-of-experts runs sit near 0.0056; deterministic modes "
-        "reach 0, or stay below {deterministic_difference:g}",
+        "reach 0, or stay below {deterministic_difference:g}, and below {deterministic_largest:g} in each token",
         "above {probability_difference_fail:g}, or {jump_factor:g} times the median of the first {jump_first} steps",
         "trainer and rollout are not the same model: compare precision, router replay (R3), chat template and weight "
         "sync; do not read the reward before this is right",
