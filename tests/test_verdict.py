@@ -249,10 +249,11 @@ def test_a_reward_that_never_matches_is_said(tmp_path):
 
 def test_a_score_that_never_differs_is_no_signal_even_if_a_penalty_does(tmp_path):
     """With KL in the reward, advantages and rewards differ though the reward function never matches."""
-    found = judge(tmp_path, series(**{"critic/score/max": 0.0, "critic/score/min": 0.0}), LONG)
-    [own] = [j for j in found.judgements if j.outcome == "fail"]
-    assert (own.rule, own.step) == ("NO SIGNAL", 2)
-    assert own.sentence.startswith("every response has the score 0 for 2 steps")
+    for stem in ("critic/score", "critic/rewards"):
+        found = judge(tmp_path, series(**{f"{stem}/max": 0.0, f"{stem}/min": 0.0}), LONG)
+        [own] = [j for j in found.judgements if j.outcome == "fail"]
+        assert (own.rule, own.step) == ("NO SIGNAL", 2)
+        assert own.sentence.startswith(f"{stem} is 0 for every response of 2 steps")
 
 
 def drawn(share: float, sequences: int, steps: int, *, seed: int, values=(0, 1)) -> list[float]:

@@ -547,15 +547,16 @@ def _signal(s: Subject) -> Iterator[tuple]:
         yield "info", words, step
         step = None
     # With a KL penalty in the reward advantages differ where no score does: then only the penalty is learned.
-    same = first_of(_spread(s, "critic/score"), lambda v: v == 0, s.limits.no_signal_steps)
-    if same is not None and (step is None or same < step):
-        value = s.curves.values["critic/score/max"][same]
-        words = (
-            f"every response has the score {value:g} for {s.limits.no_signal_steps} steps: there is nothing to learn"
-        )
-        words += ", and the reward function may never match" if value == 0 else ""
-        yield "fail", words, same, s.limits.source("no_signal_steps")
-        return
+    for stem in ("critic/score", "critic/rewards"):
+        same = first_of(_spread(s, stem), lambda v: v == 0, s.limits.no_signal_steps)
+        if same is not None and (step is None or same < step):
+            value = s.curves.values[f"{stem}/max"][same]
+            words = (
+                f"{stem} is {value:g} for every response of {s.limits.no_signal_steps} steps: there is nothing to learn"
+            )
+            words += ", and the reward function may never match" if value == 0 else ""
+            yield "fail", words, same, s.limits.source("no_signal_steps")
+            return
     if step is None:
         yield "pass", "groups disagree, so there is a signal", None, s.limits.source("no_signal_steps")
         return
@@ -568,6 +569,8 @@ def _signal(s: Subject) -> Iterator[tuple]:
 
 def _spread(s: Subject, stem: str) -> Points:
     """The distance of the largest to the smallest of a step, where both were computed."""
+    if not s.rounded.isdisjoint({f"{stem}/min", f"{stem}/max"}):
+        return []
     low, high = s.curves.values.get(f"{stem}/min", {}), s.curves.values.get(f"{stem}/max", {})
     return [(step, high[step] - low[step]) for step in sorted(low.keys() & high.keys())]
 
