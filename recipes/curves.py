@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -191,16 +192,25 @@ class Sheet:
 
         Raises what `figure` raises; the next drawing then starts from nothing.
         """
+        return self.begin(table, title=title, total_steps=total_steps, dpi=dpi)()
+
+    def begin(
+        self, table: pd.DataFrame | Metrics, *, title: str | None = None, total_steps: int | None = None, dpi: int = 100
+    ) -> Callable[[], tuple[bytes, bytes]]:
+        """Draw as `pair` does, and return what waits for the two files: packing them leaves Python to others."""
         from concurrent.futures import ThreadPoolExecutor
 
         over, self._figure = self._figure, None
         fig = _whole(as_metrics(table), "light", title, total_steps, outlines=True, over=over)
-        with ThreadPoolExecutor(1) as pool:  # packing leaves Python to others: the dark page is drawn in the meantime
+        pool = ThreadPoolExecutor(2)
+        try:
             light = pool.submit(packed, pixels(fig, dpi), dpi, QUICK)
             recolor(fig, THEMES["light"], THEMES["dark"])
-            dark = packed(pixels(fig, dpi), dpi, QUICK)
+            dark = pool.submit(packed, pixels(fig, dpi), dpi, QUICK)
+        finally:
+            pool.shutdown(wait=False)
         self._figure = fig
-        return light.result(), dark
+        return lambda: (light.result(), dark.result())
 
 
 def save(

@@ -305,9 +305,10 @@ class _Board:
         """Draw; a picture must not end a training, so that what cannot be drawn is said once and left as it was."""
         self._drawn, busy = time.monotonic(), time.thread_time()
         try:
-            pages = self._sheet.pair(moment.metrics, title=moment.state["recipe"], total_steps=moment.steps)
-            self._images = (*pages, curves.describe(moment.metrics))
+            pages = self._sheet.begin(moment.metrics, title=moment.state["recipe"], total_steps=moment.steps)
             self._health = lights.lights(moment.metrics, self._told, limits_of(moment.state))
+            words = curves.describe(moment.metrics)
+            self._images = (*pages(), words)
         except Exception as fault:  # noqa: BLE001
             if str(fault) != self._trouble:
                 self._trouble = str(fault)

@@ -244,8 +244,9 @@ def redraw(steps: int | None) -> dict:
     sheet, took, busy = curves.Sheet(), [], []
     for _ in range(16):
         began, spent = time.perf_counter(), time.process_time()
-        pages = sheet.pair(found, title="a run", total_steps=steps)
-        html = page.block(page.picture(*pages, curves.describe(found)), lights.row(lights.lights(found)))
+        pages = sheet.begin(found, title="a run", total_steps=steps)
+        health, words = lights.row(lights.lights(found)), curves.describe(found)
+        html = page.block(page.picture(*pages(), words), health)
         took.append(time.perf_counter() - began)
         busy.append(time.process_time() - spent)
     return {

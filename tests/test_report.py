@@ -203,7 +203,7 @@ def test_what_hinders_the_report_does_not_hide_how_a_run_ended(run, monkeypatch)
 
 def test_a_picture_that_cannot_be_drawn_does_not_end_the_watching(run, monkeypatch, capsys):
     update_state(run, state="finished", cause="")
-    monkeypatch.setattr(curves.Sheet, "pair", lambda *args, **more: 1 / 0)
+    monkeypatch.setattr(curves.Sheet, "begin", lambda *args, **more: 1 / 0)
     notebook.watch(run)
     assert "could not be drawn (ZeroDivisionError: division by zero)" in capsys.readouterr().out
 
