@@ -29,6 +29,7 @@ from recipes.drawing import (
     Label,
     Page,
     Theme,
+    draw_band,
     draw_dots,
     draw_line,
     draw_series,
@@ -512,7 +513,7 @@ def _smoothed(page: Page, ax: Axes, mean: Series, stem: str) -> list[Label]:
         elif np.ptp(lows) or np.ptp(highs):  # a band that never moves is a wall of colour: its two labels say it all
             cut = cuts(Series(low.key, both, lows, low.nonfinite), kept)
             x, y, top = (np.insert(v[kept].astype(float), cut, np.nan) for v in (both, lows, highs))
-            ax.fill_between(x, y, top, color=color, alpha=0.12, lw=0)
+            draw_band(ax, x, y, top, color=color, alpha=0.12)
     if len(mean.values):
         x, y, _ = path(mean)
         draw_line(ax, x, y, ls="none", marker="o", ms=3.2 if len(x) <= 200 else 1.6, mew=0, color=color, alpha=0.45)
@@ -550,7 +551,7 @@ def _stack(page: Page, ax: Axes, steps: np.ndarray, parts: dict[str, np.ndarray]
     labels = []
     for stage, seconds in parts.items():
         top = base + seconds[kept]
-        ax.fill_between(corners(left, right), corners(base, base), corners(top, top), color=colors[stage], lw=0)
+        draw_band(ax, corners(left, right), corners(base, base), corners(top, top), color=colors[stage])
         words = f"{number(np.median(seconds[seconds > 0]), 2)} {STAGES[stage]}"
         labels.append(((base[-1] + top[-1]) / 2, words, colors[stage]))
         base = top
@@ -568,7 +569,7 @@ def _absent(page: Page, ax: Axes, key: str, *, brief: bool = False) -> None:
     if not page.training:
         lines = [] if brief else ["waiting for the first training step"]
     elif key in NEEDS:
-        needed = [line for setting in NEEDS[key][: 1 if brief else None] for line in _folded(setting, 46)]
+        needed = [line for setting in NEEDS[key][: 1 if brief else None] for line in _folded(setting, 40)]
         lines = ["not recorded; needs", *needed]
     else:
         lines = ["not recorded, though verl writes", f"{key} at every training step"]

@@ -66,7 +66,8 @@ def thin(values: np.ndarray, buckets: int = BUCKETS) -> np.ndarray:
     padded = np.concatenate([values, np.full(-n % width, values[-1])]).reshape(-1, width)
     start = np.arange(len(padded)) * width
     picked = np.concatenate([[0, n - 1], start + padded.argmin(axis=1), start + padded.argmax(axis=1)])
-    return np.unique(np.minimum(picked, n - 1))
+    picked = np.sort(np.minimum(picked, n - 1))
+    return picked[np.concatenate([[True], np.diff(picked) > 0])]
 
 
 def path(s: Series, values: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,11 @@ class Subject:
     unmatched: str = ""
     hint: str = ""
     live: bool = False
+
+    @cached_property
+    def rewards(self) -> Points:
+        """Means of the reward of five steps in a row, each at the step of its last."""
+        return means(self.curves.points(REWARD))
 
     def never(self, *keys: str) -> tuple[str, str]:
         """(outcome, sentence) of metrics that are not there. Of another trainer it need not be a fault."""
@@ -434,8 +440,7 @@ def _collapse(s: Subject) -> Iterator[tuple]:
 def _solved(s: Subject) -> float | None:
     """The latest five-step mean reward as a share of the best single reward of the run; None without such rewards."""
     best = max((v for _, v in s.curves.points("critic/rewards/max")), default=0.0)
-    latest = means(s.curves.points(REWARD))
-    return latest[-1][1] / best if latest and best > 0 else None
+    return s.rewards[-1][1] / best if s.rewards and best > 0 else None
 
 
 @rule("ENTROPY EXPLOSION")
@@ -578,8 +583,7 @@ def _spread(s: Subject, stem: str) -> Points:
 @rule("REWARD COLLAPSE", stops=True)
 def _reward(s: Subject) -> Iterator[tuple]:
     """The reward keeps what it has gained, but for what chance takes."""
-    limits, points = s.limits, s.curves.points(REWARD)
-    found = means(points)
+    limits, found = s.limits, s.rewards
     if len(found) < 6:
         return
     first, last = found[0][1], found[-1][1]
@@ -589,7 +593,7 @@ def _reward(s: Subject) -> Iterator[tuple]:
     )
     # Shares are of what lies above the lowest reward there is: 0, or what a reward with negative values fell to.
     low = min([0.0, *(value for _, value in s.curves.points("critic/rewards/min"))])
-    noise, source = _noise(points), limits.source("reward_kept", "reward_noise")
+    noise, source = _noise(s.curves.points(REWARD)), limits.source("reward_kept", "reward_noise")
     bound = min(low + limits.reward_kept * (best - low), best - limits.reward_noise * noise)
     # A run is not ended for one bad moment: judged at each of its steps, chance has many tries.
     recent = found[-limits.reward_steps :] if s.live else found[-1:]
@@ -620,7 +624,7 @@ def _noise(points: Points) -> float:
 @rule("PLATEAU", worst="info")
 def _plateau(s: Subject) -> Iterator[tuple]:
     """How long the mean reward has not been better: a run may be done, or stuck."""
-    found = means(s.curves.points(REWARD))
+    found = s.rewards
     if not found:
         return
     at, best = extreme(found, key=lambda v: v)
