@@ -298,17 +298,22 @@ def _band(key: str, samples: Sequence[Sample], first: int, last: int, timed: boo
         values = [whole.measure(s.curves) for s in samples]
     except ValueError as fault:
         raise RecipeError(f"No baseline can be made from these runs: {fault}.") from fault
-    middle, n = fmean(values), len(values)
-    spread = _T[min(n - 2, len(_T) - 1)] * stdev(values) * math.sqrt(1 + 1 / n)
-    half = max(spread, tolerance.relative * abs(middle), tolerance.absolute)
+    middle = fmean(values)
+    half = max(_reach(values), tolerance.relative * abs(middle), tolerance.absolute)
     bottom = middle - half
     if bottom <= 0 < min(values):
         # A band that begins at or below 0 would hold whatever a positive quantity falls to: its logarithm has a spread.
         logs = [math.log(value) for value in values]
-        bottom = math.exp(fmean(logs) - _T[min(n - 2, len(_T) - 1)] * stdev(logs) * math.sqrt(1 + 1 / n))
+        bottom = math.exp(fmean(logs) - _reach(logs))
     low = None if tolerance.worse == "above" else _rounded(bottom)
     high = None if tolerance.worse == "below" else _rounded(middle + half)
     return dataclasses.replace(whole, middle=_rounded(middle), low=low, high=high)
+
+
+def _reach(values: Sequence[float]) -> float:
+    """Half the width of RULE's interval around the mean of these values."""
+    n = len(values)
+    return _T[min(n - 2, len(_T) - 1)] * stdev(values) * math.sqrt(1 + 1 / n)
 
 
 def _rounded(value: float) -> float:

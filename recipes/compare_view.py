@@ -193,7 +193,7 @@ def _draw(sheet: drawing.Page, ax: Axes, line: Line, i: int, panel: Panel, scale
             return 0.0
     if line.sources > 1 and len(x) > 1:
         kept = np.union1d(thin(low), thin(high))
-        ax.fill_between(x[kept], low[kept], high[kept], color=color, alpha=0.16, lw=0)
+        drawing.draw_band(ax, x[kept], low[kept], high[kept], color=color, alpha=0.16)
     s = Series("", x, mean)
     smooth = len(x) > BUCKETS or (panel.smooth and len(x) >= _SMOOTHED)
     _line(ax, s, mean, color, dash, lw=0.8 if smooth else 1.6, alpha=0.35 if smooth else 1.0)

@@ -412,14 +412,14 @@ def pixels(fig: Figure, dpi: int) -> Image:
     try:
         canvas = FigureCanvasAgg(fig)
         canvas.draw()
-        pixels = canvas.buffer_rgba()
         # Without the page's opacity, which is 1 everywhere: packing it would take as long as drawing.
-        return PIL.Image.frombytes("RGB", canvas.get_width_height(), bytes(pixels), "raw", "RGBX")
+        return PIL.Image.frombytes("RGB", canvas.get_width_height(), bytes(canvas.buffer_rgba()), "raw", "RGBX")
     finally:
         fig.set_dpi(usual)
 
 
 def packed(image: Image, dpi: int, compress_level: int, description: str = "") -> bytes:
+    """The image as PNG, its resolution and a description in it, at a level of zlib."""
     from PIL.PngImagePlugin import PngInfo
 
     file, info = io.BytesIO(), PngInfo()
@@ -430,7 +430,7 @@ def packed(image: Image, dpi: int, compress_level: int, description: str = "") -
 
 
 def emptied(fig: Figure) -> list[Axes]:
-    """Take everything off a page of `_whole` but its axes; they are as new, whatever was drawn in them."""
+    """Take everything off a page but its axes, and return them: they are as new, whatever was drawn in them."""
     for artist in (*fig.artists, *fig.patches, *fig.texts):
         artist.remove()
     for ax in fig.axes:

@@ -394,9 +394,9 @@ def _determinism(s: Subject) -> Iterator[tuple]:
     if step is not None:
         words = f"determinism was asked for, and trainer and rollout differ by {worst:.2g} (step {at}), not below"
         yield "fail", f"{words} {bound:g}", step, limits.source("deterministic_difference")
-    elif over is not None:
-        pass
-    elif worst == 0 and DIFFERENCE in s.rounded:
+    if over is not None or step is not None:
+        return
+    if worst == 0 and DIFFERENCE in s.rounded:
         yield "warn", f"{DIFFERENCE} is printed as 0.000 in a log that rounds: how large it is is not known"
     elif worst == 0 and len(largest) == len(points) and all(value == 0 for _, value in largest):
         yield "pass", f"bitwise: the probabilities of every sampled token are equal in all {len(points)} steps"
