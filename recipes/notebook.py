@@ -357,23 +357,8 @@ def judge(
             raise
         told = verdict.Told(deterministic=deterministic)
         why = "a file does not tell which recipe it is of; --baseline names one to compare with"
-        logged, bad = (
-            verdict.logged(Path(run)),
-            diagnosis.failed(run) if found.format == metrics.ConsoleLog.format else None,
-        )
-        return Judged(
-            verdict.judge(
-                found,
-                None,
-                limits=limits,
-                told=told,
-                logged=logged,
-                ended=bad.sentence if bad else "",
-                baseline=given,
-                unmatched=why,
-            ),
-            bare=True,
-        )
+        judged, _ = verdict_of_file(Path(run), found, limits=limits, told=told, baseline=given, unmatched=why)
+        return Judged(judged, bare=True)
     run = open_run(run) if not isinstance(run, Run) else run
     limits = limits_of(read_state(run), thresholds)
     found, exported = verdict_of(run, limits=limits, baseline=given, deterministic=deterministic)
@@ -384,6 +369,18 @@ def judge(
     if now != before and (run.path / report.FILE).is_file():  # it must not say another verdict than this one
         report.write([run.path], run.path / report.FILE, light=True)
     return Judged(found)
+
+
+def verdict_of_file(
+    path: Path, found: metrics.Metrics, **about: Any
+) -> tuple[verdict.Verdict, diagnosis.Diagnosis | None]:
+    """Judge a bare file whose metrics are `found`; of a console log, also say why its training failed, if it did.
+
+    `about` is what verdict.judge takes besides: limits, told, baseline, unmatched.
+    """
+    bad = diagnosis.failed(path) if found.format == metrics.ConsoleLog.format else None
+    ended = bad.sentence if bad else ""
+    return verdict.judge(found, None, logged=verdict.logged(path), ended=ended, **about), bad
 
 
 def limits_of(state: Mapping[str, Any], more: Iterable[str] = ()) -> verdict.Thresholds:

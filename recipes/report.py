@@ -136,7 +136,7 @@ def _of_folder(run: Run, dpi: int) -> str:
 
 def of_log(path: Path) -> str:
     """A log or a file of metrics: verdict and curves, and of a console log why its training failed, if it did."""
-    from recipes import diagnosis
+    from recipes import diagnosis, notebook
 
     try:
         found = metrics.read(path)
@@ -145,10 +145,9 @@ def of_log(path: Path) -> str:
         if bad is None:
             raise
         return _document(path.name, "from a log that holds no step of a training", [("Why it failed", _why(bad))])
-    bad = diagnosis.failed(path) if found.format == metrics.ConsoleLog.format else None
+    judged, bad = notebook.verdict_of_file(path, found)
     if not len(found.table) and not bad:
         raise RecipeError(f"{found} There is nothing to report.")
-    judged = verdict.judge(found, None, logged=verdict.logged(path), ended=bad.sentence if bad else "")
     sections = [
         ("Summary", _said(str(found)) + _table(("", ""), figures(found))),
         ("Why it failed", _why(bad) if bad else ""),
